@@ -446,7 +446,7 @@ class _HopperWriter:
                 self.staged(packed, first, w.integer("addi", column, piece), (number % s.staging, running))
 
     def inside(self, rows: str | None, columns: str | None) -> str:
-        """Return the condition that a row and a column exist, or "" where all of the tiles' do. Columns come in pairs."""
+        """Return the condition that a row and a pair of columns exist, or "" where those of all tiles do."""
         w, p, s = self.w, self.p, self.s
         conditions = []
         if rows is not None and p.m % (s.rows * s.cluster[0]):

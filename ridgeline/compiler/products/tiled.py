@@ -25,7 +25,7 @@ class EpilogueValue:
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class SumEpilogue:
     """The operations on each sum. sum: the argument that is the sum. arguments: their names. operations: each result
     with its text. constants: name to number and type. result: what is written."""
 
@@ -49,13 +49,13 @@ class TiledProduct(Generic[S]):
     right_by_k: bool
     dtype: str
     schedule: S
-    epilogue: Epilogue | None
+    epilogue: SumEpilogue | None
 
 
 @dataclass(frozen=True)
 class NeededTile:
-    """The tile that a schedule leaves of a product. sizes: m, n and k of the innermost one. mapped: what loops are mapped to, of
-    a size that is more than so many."""
+    """The tile that a schedule leaves of a product. sizes: its m, n and k. mapped: names of hardware to which a loop is
+    mapped where m, n or k is more than so many."""
 
     sizes: tuple[int, int, int]
     mapped: tuple[tuple[str, str, int], ...] = ()
@@ -129,7 +129,7 @@ def _found(pattern: str, text: str, what: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> Epilogue | None:
+def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> SumEpilogue | None:
     if "linalg.generic" not in text:
         return None
     head = re.search(
@@ -157,7 +157,7 @@ def _epilogue(text: str, maps: dict[str, str], names: list[str]) -> Epilogue | N
     for name in {each for _, line in operations for each in re.findall(r"%\w+", line)} - made:
         number, type = _found(rf"{name} = arith\.constant (\S+) : (\w+)", text, f"the constant {name}")
         constants[name] = (number, type)
-    return Epilogue(tuple(inputs), sum_at, arguments, constants, tuple(operations), head[6])
+    return SumEpilogue(tuple(inputs), sum_at, arguments, constants, tuple(operations), head[6])
 
 
 def _source(name: str, text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ridgeline.compiler.products.cpu_schedule import LANES, CpuSchedule
-from ridgeline.compiler.products.tiled import Epilogue
+from ridgeline.compiler.products.tiled import SumEpilogue
 from ridgeline.compiler.products.writer import TextWriter
 
 APART = 16  # numbers between the rows of a copied block
@@ -27,7 +27,7 @@ class VectorWriter:
     """
 
     def __init__(
-        self, sizes: tuple[int, int], by_k: tuple[bool, bool], schedule: CpuSchedule, epilogue: Epilogue | None
+        self, sizes: tuple[int, int], by_k: tuple[bool, bool], schedule: CpuSchedule, epilogue: SumEpilogue | None
     ) -> None:
         self.w, (self.n, self.k), self.by_k = TextWriter(), sizes, by_k
         self.s, self.e = schedule, epilogue
