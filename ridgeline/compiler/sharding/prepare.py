@@ -1,0 +1,130 @@
+"""Makes a captured graph ready to be divided: fewer kinds of ops, and products of as many dimensions as their rows have.
+
+What only copies goes, pieces of a list become slices, and a product between two reshapes becomes one of many dimensions,
+so that each of these can be divided.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ridgeline.compiler.capture import _laid_out
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
+from ridgeline.compiler.sharding.products import DIVIDED, product
+
+aten = torch.ops.aten
+COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, _laid_out)
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+NEW = {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_full.default: None}  # None: the last argument
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+
+
+def prepare(graph: OpGraph) -> OpGraph:
+    """Return the graph with all that a partitioner has rules for as ops of their own."""
+    return without_unused(_with_wide_products(_with_slices(_without_copies(graph))))
+
+
+def without_unused(graph: OpGraph) -> OpGraph:
+    """Return the graph without nodes whose results nothing takes. All of its calls must be functions of their operands."""
+    needed = {value for value in graph.outputs if isinstance(value, GraphValue)}
+    kept = []
+    for node in reversed(graph.nodes):
+        if node.result in needed:
+            needed.update(node.values)
+            kept.append(node)
+    return OpGraph(graph.inputs, tuple(reversed(kept)), graph.outputs)
+
+
+def _rewritten(graph: OpGraph, rewrite: Callable[[GraphNode], list[GraphNode] | GraphValue]) -> OpGraph:
+    """Return the graph with other nodes in a node's place, or another value in its result's."""
+    same: dict[GraphValue, GraphValue] = {}
+    nodes: list[GraphNode] = []
+    for each in graph.nodes:
+        made = rewrite(replaced(each, same))
+        if isinstance(made, GraphValue):
+            same[each.result] = made
+        else:
+            nodes += made
+    return OpGraph(graph.inputs, tuple(nodes), replaced(graph.outputs, same))
+
+
+def _without_copies(graph: OpGraph) -> OpGraph:
+    def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
+        if node.attributes.get("target") in NEW and node.result.type is not None:
+            return [_full(node, NEW[node.attributes["target"]])]
+        copies = node.op == "call" and node.attributes["target"] in COPIES
+        return node.values[0] if copies and node.values[0].type == node.result.type else [node]
+
+    return _rewritten(graph, rewrite)
+
+
+def _with_slices(graph: OpGraph) -> OpGraph:
+    """Pieces that are taken of a list become slices of what was split."""
+    makers = {node.result: node for node in graph.nodes}
+
+    def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
+        if node.op != "call" or node.attributes["target"] is not operator.getitem:
+            return [node]
+        split = makers.get(node.values[0])
+        if split is None or split.attributes.get("target") not in SPLITS or split.values[0].type is None:
+            return [node]
+        x, at = split.values[0], int(node.attributes["arguments"][1])
+        rest = [*split.attributes["arguments"][1:], *split.attributes["named"].values()]
+        if split.attributes["target"] is aten.unbind.int:
+            return [_call(node.result, aten.select.int, x, rest[0] if rest else 0, at)]
+        sizes, dim = rest[0], rest[1] if len(rest) > 1 else 0
+        start = sizes * at if isinstance(sizes, int) else sum(sizes[:at])
+        return [_call(node.result, aten.slice.Tensor, x, dim, start, start + node.result.tensor.shape[dim])]
+
+    return _rewritten(graph, rewrite)
+
+
+def _with_wide_products(graph: OpGraph) -> OpGraph:
+    """reshape(mm(reshape(x), w)) becomes one product with the dimensions that x has, where reshapes only join and part
+    its leading dimensions."""
+    makers = {node.result: node for node in graph.nodes}
+    uses = graph.uses()
+
+    def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
+        if node.attributes.get("target") not in RESHAPES:
+            return [node]
+        mm = makers.get(node.values[0])
+        if mm is None or mm.attributes.get("target") is not aten.mm.default or uses[mm.result] > 1:
+            return [node]
+        joined = makers.get(mm.values[0])
+        if joined is None or joined.attributes.get("target") not in RESHAPES:
+            return [node]
+        x, made = joined.values[0], node.result.tensor.shape
+        same = x.tensor.shape[:-1] == made[:-1] and x.tensor.shape[-1:] == joined.result.tensor.shape[-1:]
+        return [_call(node.result, product, x, mm.values[1])] if same and len(made) > 2 else [node]
+
+    return _rewritten(graph, rewrite)
+
+
+def _full(node: GraphNode, number: int | None) -> GraphNode:
+    """Return a node that makes the same numbers without an operand to take the dtype from."""
+    made, arguments = node.result.tensor, node.attributes["arguments"]
+    filled = number if number is not None else arguments[2]
+    named = {"dtype": made.dtype, "device": node.attributes["named"].get("device") or torch.device("cpu")}
+    attributes = {"target": aten.full.default, "arguments": (list(made.shape), filled), "named": named}
+    return GraphNode("call", (), node.result, attributes)
+
+
+def _call(result: GraphValue, target: object, *arguments: Any) -> GraphNode:
+    operands = tuple(each for each in arguments if isinstance(each, GraphValue))
+    return GraphNode("call", operands, result, {"target": target, "arguments": arguments, "named": {}})
+
+
+def marks(graph: OpGraph) -> dict[GraphValue, str]:
+    """Return the values that a module marked by `divided`, each with the layout it asks for."""
+    found = {}
+    for node in graph.nodes:
+        if node.attributes.get("target") is DIVIDED:
+            found[node.result] = str(node.attributes["arguments"][1])
+    return found
+
+

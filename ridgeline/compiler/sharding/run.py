@@ -1,0 +1,119 @@
+"""Runs a partitioned graph: as a program of one rank among processes, or all ranks at once in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced, verify
+from ridgeline.compiler.passes.canonicalize import canonicalize
+from ridgeline.compiler.passes.fuse import fuse
+from ridgeline.compiler.program import CompiledProgram, plain
+from ridgeline.compiler.sharding.collectives import (
+    Awaited,
+    BegunCollective,
+    Collective,
+    Ranked,
+    bound,
+    place_of,
+)
+from ridgeline.compiler.sharding.layout import Layout, MeshShape, joined_segments, part_of_rank
+from ridgeline.compiler.sharding.partition import ShardedGraph
+from ridgeline.parallel.axis import Axis
+
+
+def program_of(graph: OpGraph, axes: Mapping[str, Axis]) -> CompiledProgram:
+    """Return the program of a rank for a partitioned graph, with kernels as any graph gets them. axes: the rank's
+    neighbours by the names of the mesh's axes."""
+    return CompiledProgram(verify(fuse(canonicalize(bound_graph(graph, axes)))))
+
+
+def bound_graph(graph: OpGraph, axes: Mapping[str, Axis]) -> OpGraph:
+    """Return the graph with functions of a rank in the place of collectives."""
+    return replace(graph, nodes=tuple(_bound(node, axes) for node in graph.nodes))
+
+
+def _bound(node: GraphNode, axes: Mapping[str, Axis]) -> GraphNode:
+    if node.op != "call":
+        return node
+    return replace(node, attributes={**node.attributes, "target": bound(node.attributes["target"], dict(axes))})
+
+
+def parts(sharded: ShardedGraph, inputs: Sequence[Any], rank: int) -> list[Any]:
+    """Return a rank's parts of whole inputs."""
+    return [
+        part_of_rank(each, sharded.held[value].layout, rank, sharded.mesh) if value in sharded.held else each
+        for value, each in zip(sharded.graph.inputs, inputs, strict=True)
+    ]
+
+
+def simulated(sharded: ShardedGraph, inputs: Sequence[Any]) -> list[list[Any]]:
+    """Return what every rank gives out for whole inputs: all ranks run node by node, in this thread."""
+    mesh, ranks = sharded.mesh, range(sharded.mesh.size)
+    values: list[dict[Any, Any]] = []
+    for rank in ranks:
+        values.append(dict(zip(sharded.graph.inputs, parts(sharded, inputs, rank), strict=True)))
+    for node in sharded.graph.nodes:
+        made = _on_all(node, values, mesh)
+        for rank in ranks:
+            values[rank][node.result] = made[rank]
+    return [[own[x] if isinstance(x, GraphValue) else x for x in sharded.graph.outputs] for own in values]
+
+
+def _on_all(node: GraphNode, values: Sequence[Mapping[Any, Any]], mesh: MeshShape) -> list[Any]:
+    target = node.attributes.get("target")
+    if node.op != "call":
+        return [plain(node, dict(own)) for own in values]
+    if isinstance(target, Awaited):
+        return [own[node.values[0]] for own in values]
+    if isinstance(target, BegunCollective):
+        target = target.collective
+    if isinstance(target, Collective):
+        made: dict[int, Tensor] = {}
+        for group in mesh.groups(target.axis):
+            together = target.together([values[rank][node.values[0]] for rank in group])
+            made.update(zip(group, together, strict=True))
+        return [made[rank] for rank in range(mesh.size)]
+    arguments, named = node.attributes["arguments"], node.attributes["named"]
+    if isinstance(target, Ranked):
+        found = []
+        for rank, own in enumerate(values):
+            places = {axis: (at, mesh.of(axis)) for axis, at in mesh.place(rank).items()}
+            found.append(target.at(place_of(target, places), *replaced(arguments, own)))
+        return found
+    return [target(*replaced(arguments, own), **replaced(named, own)) for own in values]
+
+
+def assembled(held: Sequence[Tensor], layout: Layout, mesh: MeshShape) -> Tensor:
+    """Return the whole tensor of all ranks' parts, in the order of ranks. Those that hold the same must hold equal
+    numbers; raise ValueError if they do not."""
+    at = {tuple(mesh.place(rank).values()): part for rank, part in enumerate(held)}
+    for axis in reversed(mesh.names):
+        dims = [dim for dim, each in enumerate(layout.dims) if axis in each.axes]
+        place, size = mesh.names.index(axis), mesh.of(axis)
+        joined: dict[tuple[int, ...], Tensor] = {}
+        for key in {(*key[:place], 0, *key[place + 1 :]) for key in at}:
+            own = [at[(*key[:place], number, *key[place + 1 :])] for number in range(size)]
+            if dims:
+                joined[key] = _joined(own, layout, dims[0], axis, mesh)
+            elif all(torch.equal(each, own[0]) or _both_nan(each, own[0]) for each in own):
+                joined[key] = own[0]
+            else:
+                raise ValueError(f"ranks along {axis} hold different numbers of what each has whole: {layout}")
+        at = joined
+    (only,) = at.values()
+    return only
+
+
+def _joined(own: Sequence[Tensor], layout: Layout, dim: int, axis: str, mesh: MeshShape) -> Tensor:
+    division = layout.dims[dim]
+    before = mesh.of(*division.axes[: division.axes.index(axis)])
+    return joined_segments(own, dim, [size // before for size in division.segments])
+
+
+def _both_nan(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
