@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ridgeline.compiler.capture import _laid_out
-from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
-from ridgeline.compiler.sharding.products import DIVIDED, product
+from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, TensorType, replaced
+from ridgeline.compiler.sharding.products import DIVIDED, batched_product, product
 
 aten = torch.ops.aten
 COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, _laid_out)
@@ -85,24 +85,66 @@ def _with_slices(graph: OpGraph) -> OpGraph:
 
 def _with_wide_products(graph: OpGraph) -> OpGraph:
     """reshape(mm(reshape(x), w)) becomes one product with the dimensions that x has, where reshapes only join and part
-    its leading dimensions."""
+    its leading dimensions, and so does bmm with those of both."""
     makers = {node.result: node for node in graph.nodes}
     uses = graph.uses()
+    names = _Names(graph)
 
     def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
-        if node.attributes.get("target") not in RESHAPES:
+        inner = makers.get(node.values[0]) if node.attributes.get("target") in RESHAPES else None
+        target = None if inner is None else inner.attributes.get("target")
+        if inner is None or target not in (aten.mm.default, aten.bmm.default) or uses[inner.result] > 1:
             return [node]
-        mm = makers.get(node.values[0])
-        if mm is None or mm.attributes.get("target") is not aten.mm.default or uses[mm.result] > 1:
+        made, (a, b) = node.result.tensor.shape, inner.values
+        if len(made) < 3:
             return [node]
-        joined = makers.get(mm.values[0])
-        if joined is None or joined.attributes.get("target") not in RESHAPES:
-            return [node]
-        x, made = joined.values[0], node.result.tensor.shape
-        same = x.tensor.shape[:-1] == made[:-1] and x.tensor.shape[-1:] == joined.result.tensor.shape[-1:]
-        return [_call(node.result, product, x, mm.values[1])] if same and len(made) > 2 else [node]
+        if target is aten.mm.default:
+            x = _apart(makers.get(a))
+            same = x is not None and x.tensor.shape == (*made[:-1], a.tensor.shape[-1])
+            return [_call(node.result, product, x, b)] if same and x is not None else [node]
+        nodes, operands = list[GraphNode](), list[GraphValue]()
+        for each in (a, b):
+            turned = makers.get(each)
+            turns = turned is not None and _turns(turned)
+            wide = _apart(makers.get(turned.values[0]) if turned is not None and turns else turned)
+            if wide is None or wide.tensor.shape[:-2] != made[:-2]:
+                return [node]
+            if turns:
+                *leading, rows, columns = wide.tensor.shape
+                nodes.append(_call(names.new((*leading, columns, rows), wide), aten.transpose.int, wide, -2, -1))
+                wide = nodes[-1].result
+            if wide.tensor.shape[-2:] != each.tensor.shape[-2:]:
+                return [node]
+            operands.append(wide)
+        return [*nodes, _call(node.result, batched_product, *operands)]
 
     return _rewritten(graph, rewrite)
+
+
+def _apart(node: GraphNode | None) -> GraphValue | None:
+    """Return what a reshape takes."""
+    return node.values[0] if node is not None and node.attributes.get("target") in RESHAPES else None
+
+
+def _turns(node: GraphNode) -> bool:
+    """True if a node exchanges the last two of three dimensions."""
+    target, given = node.attributes.get("target"), node.attributes.get("arguments", ())
+    if target is aten.transpose.int:
+        return len(node.result.tensor.shape) == 3 and {at % 3 for at in given[1:]} == {1, 2}
+    return target is aten.permute.default and list(given[1]) == [0, 2, 1]
+
+
+class _Names:
+    """Names that a graph does not have yet."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._taken, self._count = {value.name for value in graph.uses()}, 0
+
+    def new(self, shape: tuple[int, ...], like: GraphValue) -> GraphValue:
+        self._count += 1
+        name = f"%t{self._count}"
+        assert name not in self._taken
+        return GraphValue(name, TensorType(shape, like.tensor.dtype))
 
 
 def _full(node: GraphNode, number: int | None) -> GraphNode:

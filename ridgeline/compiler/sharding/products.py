@@ -54,6 +54,11 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.matmul(x, w)
 
 
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of matrices a [*, M, K] and b [*, K, N]: [*, M, N]."""
+    return torch.matmul(a, b)
+
+
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:

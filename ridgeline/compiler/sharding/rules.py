@@ -18,7 +18,7 @@ import torch
 from ridgeline.compiler.graph import GraphNode, GraphValue, TensorType
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 from ridgeline.compiler.sharding.layout import Layout
-from ridgeline.compiler.sharding.products import ATTENTION, DIVIDED, product
+from ridgeline.compiler.sharding.products import ATTENTION, DIVIDED, batched_product, product
 
 aten = torch.ops.aten
 Factors = tuple[int, ...]
@@ -394,6 +394,7 @@ RULES: dict[object, Callable[[GraphNode], OpRule | None]] = {
     aten.mm.default: _einsum("mk", "kn", "mn"),
     aten.bmm.default: _einsum("bmk", "bkn", "bmn"),
     product: _einsum("*k", "kn", "*n"),
+    batched_product: _einsum("*mk", "*kn", "*mn"),
     ATTENTION: _attention,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_gradient,
