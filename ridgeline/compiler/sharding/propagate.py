@@ -122,7 +122,7 @@ def _options(rule: OpRule, layouts: Mapping[int, Layout]) -> dict[str, list[Aske
             if not division.axes or not factors or not rule.divisible(factors[0]):
                 continue
             segments = () if (number, dim) in rule.segments else division.segments
-            if segments and len(factors) > 1:
+            if segments and len(factors) > 1:  # in the first of them there would be pieces of segments
                 continue
             for axis in division.axes:
                 asked = found.setdefault(axis, [])

@@ -75,8 +75,8 @@ def rule_of(node: GraphNode, layouts: Sequence[Layout]) -> OpRule | None:
         rank = len(node.values[0].tensor.shape)
         return _reduced(node, range(rank - node.attributes["dims"], rank), node.op, kept=True)
     target = node.attributes["target"]
-    if target in PIECES:
-        return PIECES[target](node, layouts)
+    if target in LAID_OUT_RULES:
+        return LAID_OUT_RULES[target](node, layouts)
     if target in RULES:
         return RULES[target](node)
     if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
@@ -147,13 +147,15 @@ def _spelled(name: str, rank: int) -> list[str]:
     return [*(f"leading {at}" for at in range(rank - len(name) + 1)), *name.replace("*", "")]
 
 
-def _reshape(node: GraphNode) -> OpRule | None:
-    """Dimensions that are split or merged have the factors of the finer side, unless the sides cross."""
+def _reshape(node: GraphNode, layouts: Sequence[Layout]) -> OpRule | None:
+    """Dimensions that are split or merged have the factors of the finer side, unless the sides cross. Segments stay
+    segments if they consist of whole pieces."""
     (before,), after, letters = _shapes(node), node.result.tensor.shape, _Letters()
     if 0 in before:
         return None
     operand: list[Factors] = [()] * len(before)
     result: list[Factors] = [()] * len(after)
+    segments: dict[tuple[int, int], tuple[int, ...]] = {}
     a = b = 0
     while a < len(before) and b < len(after):
         left, right = [a], [b]
@@ -169,12 +171,23 @@ def _reshape(node: GraphNode) -> OpRule | None:
             operand[left[0]] = tuple(each for factors in made for each in factors)
             for at, factors in zip(right, made, strict=True):
                 result[at] = factors
+            segments |= _split_segments(layouts[0].dims[left[0]].segments, left[0], right, after)
         elif len(right) == 1:
             made = letters.all_of([before[at] for at in left])
             result[right[0]] = tuple(each for factors in made for each in factors)
             for at, factors in zip(left, made, strict=True):
                 operand[at] = factors
-    return OpRule((tuple(operand),), tuple(result), tuple(letters.sizes))
+    return OpRule((tuple(operand),), tuple(result), tuple(letters.sizes), {}, segments)
+
+
+def _split_segments(
+    segments: Sequence[int], dim: int, parts: Sequence[int], sizes: Sequence[int]
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return the segments of a dimension that is split into parts, and those of the first part."""
+    inner = math.prod(sizes[at] for at in parts[1:])
+    if len(parts) < 2 or not segments or any(size % inner for size in segments):
+        return {}
+    return {(0, dim): tuple(segments), (RESULT, parts[0]): tuple(size // inner for size in segments)}
 
 
 def _permuted(node: GraphNode, order: Sequence[int]) -> OpRule:
@@ -380,13 +393,16 @@ def _attention(node: GraphNode) -> OpRule:
     return OpRule(tuple(dims), (batch, heads + shared, free, width), tuple(letters.sizes))
 
 
-PIECES: dict[object, Callable[[GraphNode, Sequence[Layout]], OpRule]] = {
+RESHAPES = (
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.squeeze.default,
+)  # fmt: skip
+LAID_OUT_RULES: dict[object, Callable[[GraphNode, Sequence[Layout]], OpRule | None]] = {
+    **dict.fromkeys(RESHAPES, _reshape),
     aten.slice.Tensor: _slice,
     aten.cat.default: _cat,
 }
 RULES: dict[object, Callable[[GraphNode], OpRule | None]] = {
-    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default), _reshape),
-    **dict.fromkeys((aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default), _reshape),
     **dict.fromkeys((aten.t.default, aten.transpose.int), _transposed),
     aten.permute.default: _reordered,
     aten.expand.default: _broadcast,
