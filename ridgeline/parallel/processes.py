@@ -54,11 +54,18 @@ class ProcessAxis:
         if x.is_cuda:
             dist.all_reduce(x, group=self._group)
             return x
-        parts = self._all(x)
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = total + part.float()
-        return total.to(x.dtype)
+        return _sum(self._all(x))
+
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin what `all_reduce` does, and return a function that waits for the sum and returns it. x may not change
+        before."""
+        if self._sums is not None and self._sums.fits(x):
+            done = self._sums.all_reduce(x)
+            return lambda: done
+        if x.is_cuda:
+            return _awaited(dist.all_reduce(x, group=self._group, async_op=True), x)
+        arrived = self._begin_all(x)
+        return lambda: _sum(arrived())
 
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
@@ -85,12 +92,28 @@ class ProcessAxis:
             return part_TM
         return self.all_reduce(x_TM).chunk(self.size)[self.rank]
 
+    def begin_reduce_scatter(self, x_TM: Tensor) -> Callable[[], Tensor]:
+        """Begin what `reduce_scatter` does, and return a function that waits for this rank's share."""
+        if not x_TM.is_cuda:
+            total = self.begin_all_reduce(x_TM)
+            return lambda: total().chunk(self.size)[self.rank]
+        part_TM, x_TM = x_TM.new_empty(len(x_TM) // self.size, *x_TM.shape[1:]), x_TM.contiguous()
+        return _awaited(dist.reduce_scatter_tensor(part_TM, x_TM, group=self._group, async_op=True), part_TM, x_TM)
+
     def gather_rows(self, x_TM: Tensor) -> Tensor:
         if not x_TM.is_cuda:
             return torch.cat(self._all(x_TM))
         whole_TM = x_TM.new_empty(self.size * len(x_TM), *x_TM.shape[1:])
         dist.all_gather_into_tensor(whole_TM, x_TM.contiguous(), group=self._group)
         return whole_TM
+
+    def begin_gather_rows(self, x_TM: Tensor) -> Callable[[], Tensor]:
+        """Begin what `gather_rows` does, and return a function that waits for all rows."""
+        if not x_TM.is_cuda:
+            arrived = self._begin_all(x_TM)
+            return lambda: torch.cat(arrived())
+        whole_TM, x_TM = x_TM.new_empty(self.size * len(x_TM), *x_TM.shape[1:]), x_TM.contiguous()
+        return _awaited(dist.all_gather_into_tensor(whole_TM, x_TM, group=self._group, async_op=True), whole_TM, x_TM)
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Send entry r of the first dimension to rank r. Return a tensor whose entry r came from rank r."""
@@ -99,14 +122,7 @@ class ProcessAxis:
     def begin_all_to_all(self, x: Tensor) -> Callable[[], Tensor]:
         """Send as `all_to_all` does, and return a function that waits for what comes and returns it."""
         sent, received = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
-        assert work is not None
-
-        def came(_alive: Tensor = sent) -> Tensor:  # what is sent lives until all of it was
-            work.wait()
-            return received
-
-        return came
+        return _awaited(dist.all_to_all_single(received, sent, group=self._group, async_op=True), received, sent)
 
     def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
         """Send the next `sent[r]` rows to each rank r. Return the `came[r]` rows of each, in the order of ranks."""
@@ -129,6 +145,18 @@ class ProcessAxis:
         dist.all_gather(parts, mine, group=self._group)
         return parts
 
+    def _begin_all(self, x: Tensor) -> Callable[[], list[Tensor]]:
+        mine = x.contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        work = dist.all_gather(parts, mine, group=self._group, async_op=True)
+        assert work is not None
+
+        def arrived(_alive: Tensor = mine) -> list[Tensor]:  # what is sent lives until all of it was
+            work.wait()
+            return parts
+
+        return arrived
+
     def divided(self, kind: type[A], parts: Iterable[Sequence[int]], limit: float) -> A:
         """Return this process's axis over that part of the processes in which it is. All of them call it with the same
         parts. limit: seconds after which a collective there fails."""
@@ -140,6 +168,25 @@ class ProcessAxis:
                 found = kind(members.index(self.rank), len(members), self._device, self._store, members, group)
         assert found is not None
         return found
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum in the order of ranks, in float32 and rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+def _awaited(work: dist.Work | None, received: Tensor, *sent: Tensor) -> Callable[[], Tensor]:
+    """Return a function that waits for a collective and returns what it received. What is sent lives until then."""
+    assert work is not None
+
+    def came(_alive: tuple[Tensor, ...] = sent) -> Tensor:
+        work.wait()
+        return received
+
+    return came
 
 
 def grid(size: int, inner: int) -> tuple[list[range], list[range]]:

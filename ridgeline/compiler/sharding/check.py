@@ -67,7 +67,7 @@ def _check_node(node: GraphNode, sharded: ShardedGraph) -> None:
         raise InvalidGraph(f"{node.result.name} is {node.result.type}, and {held.layout} of {held.whole} is not.")
     if isinstance(target, Collective | OwnPart):
         before = sharded.held[node.values[0]]
-        if before.source is not held.source:
+        if not sharded.same(before.source, held.source):
             raise InvalidGraph(f"{node.result.name} = {target} takes a part of another value.")
         try:
             made = _moved(target, before, sharded.mesh)
@@ -120,11 +120,12 @@ def _further(has: Layout, dim: int, axis: str, segments: tuple[int, ...], mesh: 
 
 def _computed(node: GraphNode, sharded: ShardedGraph) -> Layout:
     """Return the layout that an op makes of its operands' layouts."""
-    origin, held, mesh = sharded.origins.get(node), sharded.held, sharded.mesh
+    origin, held = sharded.origins.get(node), sharded.held
     if origin is None:
         raise InvalidGraph(f"{node.result.name} computes nothing of the graph for one device.")
     same = node.op == origin.op and len(node.values) == len(origin.values)
-    if not same or any(held[a].source is not b for a, b in zip(node.values, origin.values, strict=True) if a in held):
+    pairs = zip(node.values, origin.values, strict=False)
+    if not same or not all(sharded.same(held[a].source, b) for a, b in pairs if a in held):
         raise InvalidGraph(f"{node.result.name} does not take the operands of {origin.result.name}.")
     if held[node.result].source is not origin.result:
         raise InvalidGraph(f"{node.result.name} is not said to be {origin.result.name}.")
@@ -194,7 +195,7 @@ def _target(node: GraphNode) -> object:
     return node.attributes.get("target")
 
 
-SAME_TARGETS = {
+SAME_TARGETS: dict[object, object] = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
 }
@@ -256,19 +257,7 @@ def _check_outputs(sharded: ShardedGraph) -> None:
         if layout is None:
             continue
         held = sharded.held[local]
-        if held.source is not source and not _marked_alike(held.source, source, sharded):
+        if not sharded.same(held.source, source):
             raise InvalidGraph(f"{local.name} is given out in the place of {source.name}.")
         if held.layout != layout:
             raise InvalidGraph(f"{local.name} is given out as {held.layout}, and was promised as {layout}.")
-
-
-def _marked_alike(has: GraphValue, wanted: GraphValue, sharded: ShardedGraph) -> bool:
-    return _behind_marks(wanted, sharded) is _behind_marks(has, sharded)
-
-
-def _behind_marks(value: GraphValue, sharded: ShardedGraph) -> GraphValue:
-    """Return the value of which a chain of marks is."""
-    makers = {node.result: node for node in sharded.source.nodes}
-    while value in makers and _target(makers[value]) is DIVIDED:
-        value = makers[value].values[0]
-    return value

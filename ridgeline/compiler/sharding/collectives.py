@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +21,6 @@ from ridgeline.parallel.axis import Axis
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 KINDS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 Waiting = Callable[[], Tensor]
-
-
-class Beginning(Protocol):
-    """What ranks that are processes offer beside `Axis`: collectives that are begun, and awaited later."""
-
-    def begin_all_reduce(self, x: Tensor) -> Waiting: ...
-
-    def begin_gather_rows(self, x_TM: Tensor) -> Waiting: ...
-
-    def begin_reduce_scatter(self, x_TM: Tensor) -> Waiting: ...
 
 
 @dataclass(frozen=True)
@@ -86,36 +76,44 @@ class Collective:
 
     def over(self, axis: Axis, x: Tensor) -> Tensor:
         """Return what this rank gets. x may be overwritten."""
-        return self.begun(axis, x)()
+        return self._with(axis, x, _done)()
 
     def begun(self, axis: Axis, x: Tensor) -> Waiting:
         """Begin, and return a function that waits for the result. x may be overwritten."""
+        return self._with(axis, x, _begun)
+
+    def _with(self, axis: Axis, x: Tensor, run: Callable[[Axis, str, Tensor], Waiting]) -> Waiting:
+        """Run the method of an axis that does it, and return a function that returns the result. Axes sum up and gather
+        the first dimension."""
         if axis.size == 1:
             return lambda: x
         x = x.contiguous()
         if self.kind == ALL_REDUCE and self.how != "sum":
-            came = _begin(axis, "gather_rows", x[None])
+            came = run(axis, "gather_rows", x[None])
             return lambda: REDUCTIONS[self.how].plain(came(), 0)
         if self.kind == ALL_REDUCE:
-            return _begin(axis, "all_reduce", x)
+            return run(axis, "all_reduce", x)
         if self.kind == REDUCE_SCATTER:
-            came = _begin(axis, "reduce_scatter", x.movedim(self.dim, 0).contiguous())
+            came = run(axis, "reduce_scatter", x.movedim(self.dim, 0).contiguous())
             return lambda: came().movedim(0, self.dim)
         if self.kind == ALL_TO_ALL:
-            came = _begin(axis, "all_to_all", torch.stack(x.chunk(axis.size, self.split)))
+            came = run(axis, "all_to_all", torch.stack(x.chunk(axis.size, self.split)))
             return lambda: torch.cat(came().unbind(), self.dim)
-        came = _begin(axis, "gather_rows", x.movedim(self.dim, 0).contiguous())
-        segments = self.segments or (x.shape[self.dim] * axis.size,)
-        return lambda: joined_segments(came().chunk(axis.size), 0, segments).movedim(0, self.dim)
+        came = run(axis, "gather_rows", x.movedim(self.dim, 0).contiguous())
+        if not self.segments:
+            return lambda: came().movedim(0, self.dim)
+        return lambda: joined_segments(came().chunk(axis.size), 0, self.segments).movedim(0, self.dim)
 
 
-def _begin(axis: Any, method: str, x: Tensor) -> Waiting:
-    """Begin a collective of an axis, or run it if the axis has none that can be begun."""
-    begin = getattr(axis, f"begin_{method}", None)
-    if begin is not None:
-        return begin(x)
+def _done(axis: Axis, method: str, x: Tensor) -> Waiting:
     done = getattr(axis, method)(x)
     return lambda: done
+
+
+def _begun(axis: Axis, method: str, x: Tensor) -> Waiting:
+    """Begin a collective of an axis, or run it if the axis has none that can be begun."""
+    begin = getattr(axis, f"begin_{method}", None)
+    return _done(axis, method, x) if begin is None else begin(x)
 
 
 def _put_together(parts: Sequence[Tensor], how: str) -> Tensor:
@@ -167,8 +165,8 @@ class OwnPart:
 
 @dataclass(frozen=True)
 class DividedLookup:
-    """Looks ids up in a table of which each rank has some rows. Ids of other ranks' rows give zeros, so the sum over the
-    axes is the lookup."""
+    """Looks ids up in a table of which each rank has some rows. Ids of other ranks' rows give zeros, so the sum over
+    the axes is the lookup."""
 
     axes: tuple[str, ...]
 

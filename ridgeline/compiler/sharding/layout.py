@@ -117,7 +117,9 @@ class Layout:
         return math.prod(self.shape(whole.shape, mesh)) * whole.dtype.itemsize
 
     def __str__(self) -> str:
-        told = [("+".join(each.axes) or "-") + (f":{len(each.segments)}" if each.segments else "") for each in self.dims]
+        told = [
+            ("+".join(each.axes) or "-") + (f":{len(each.segments)}" if each.segments else "") for each in self.dims
+        ]
         return f"({', '.join(told)})" + "".join(f" {how} over {axis}" for axis, how in self.partial)
 
 

@@ -1,7 +1,7 @@
 """Leaves out collectives that others make needless. Each rule is one function that looks at one node.
 
-A sum moves behind ops that only reorder or scale, so that two sums meet in an addition and become one, or meet the place
-where only a part is taken and become a reduce-scatter. A part of what was gathered is what there was before.
+A sum moves behind ops that only reorder or scale, so that two sums meet in an addition and become one, or meet the
+place where only a part is taken and become a reduce-scatter. A part of what was gathered is what there was before.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def overlap(sharded: ShardedGraph, reach: int = REACH) -> ShardedGraph:
     order = _scheduled(sharded.graph, reach)
     origins = dict(sharded.origins)
     place = {node: at for at, node in enumerate(order)}
-    first_use = {}
+    first_use: dict[GraphValue, int] = {}
     for node in order:
         for value in node.values:
             first_use.setdefault(value, place[node])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ DIVIDED_FORMS: dict[object, type] = {
 
 @dataclass(frozen=True)
 class LocalValue:
-    """What a value of a partitioned graph is: a value of the graph for one device, and which part of it a rank holds."""
+    """What a value of a partitioned graph is: a value of the graph for one device, and the part that a rank holds."""
 
     source: GraphValue
     layout: Layout
@@ -82,6 +83,18 @@ class ShardedGraph:
     def collectives(self) -> list[tuple[GraphNode, Collective]]:
         """Return the collectives in order."""
         return [(node, each) for node in self.graph.nodes if (each := collective_of(node)) is not None]
+
+    def same(self, a: GraphValue, b: GraphValue) -> bool:
+        """True if two values of `source` are the same numbers, but for marks."""
+        return self._unmarked.get(a, a) is self._unmarked.get(b, b)
+
+    @cached_property
+    def _unmarked(self) -> dict[GraphValue, GraphValue]:
+        found: dict[GraphValue, GraphValue] = {}
+        for node in self.source.nodes:
+            if node.attributes.get("target") is DIVIDED:
+                found[node.result] = found.get(node.values[0], node.values[0])
+        return found
 
     def outputs(self) -> list[LocalValue | None]:
         """Return what a rank gives out."""
@@ -200,7 +213,9 @@ class _Partitioner:
         """Let every rank compute a node that has no rule."""
         target = node.attributes.get("target")
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags:
-            raise InvalidGraph(f"{node.result.name} = {target} draws numbers, which ranks would draw apart; take it out.")
+            raise InvalidGraph(
+                f"{node.result.name} = {target} draws numbers, which ranks would draw apart; take it out."
+            )
         if node.values:
             self.unknown[str(getattr(target, "__name__", target))] = None
         taken = [self._as(value, None, node) for value in node.values]
@@ -224,7 +239,7 @@ class _Partitioner:
             for step, behind in steps(type, nearest, layout, self.mesh):
                 if behind not in versions:
                     result = self._local(value, type, behind)
-                    attributes = {"target": step, "arguments": (at,), "named": {}}
+                    attributes: dict[str, Any] = {"target": step, "arguments": (at,), "named": {}}
                     node = GraphNode("call", (at,), result, attributes)
                     self.nodes.append(node)
                     self.origins[node] = origin

@@ -1,7 +1,7 @@
-"""Makes a captured graph ready to be divided: fewer kinds of ops, and products of as many dimensions as their rows have.
+"""Makes a captured graph ready to be divided: fewer kinds of ops, and products of all dimensions that their rows have.
 
-What only copies goes, pieces of a list become slices, and a product between two reshapes becomes one of many dimensions,
-so that each of these can be divided.
+What only copies goes, pieces of a list become slices, and a product between two reshapes becomes one of many
+dimensions, so that each of these can be divided.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prepare(graph: OpGraph) -> OpGraph:
 
 
 def without_unused(graph: OpGraph) -> OpGraph:
-    """Return the graph without nodes whose results nothing takes. All of its calls must be functions of their operands."""
+    """Return the graph without nodes whose results nothing takes. Its calls must be functions of their operands."""
     needed = {value for value in graph.outputs if isinstance(value, GraphValue)}
     kept = []
     for node in reversed(graph.nodes):
@@ -168,5 +168,3 @@ def marks(graph: OpGraph) -> dict[GraphValue, str]:
         if node.attributes.get("target") is DIVIDED:
             found[node.result] = str(node.attributes["arguments"][1])
     return found
-
-

@@ -131,9 +131,7 @@ def _options(rule: OpRule, layouts: Mapping[int, Layout]) -> dict[str, list[Aske
     return found
 
 
-def _assignments(
-    rule: OpRule, options: Mapping[str, Sequence[Asked | None]], mesh: MeshShape
-) -> Iterator[Assignment]:
+def _assignments(rule: OpRule, options: Mapping[str, Sequence[Asked | None]], mesh: MeshShape) -> Iterator[Assignment]:
     """Yield the choices of one option for each axis that fit together."""
     for choice in product(*options.values()):
         factors: dict[int, DimDivision] = {}
@@ -165,9 +163,7 @@ def _divides(rule: OpRule, factor: int, division: DimDivision, mesh: MeshShape) 
     return True
 
 
-def _cost(
-    node: GraphNode, rule: OpRule, chosen: Assignment, layouts: Mapping[int, Layout], mesh: MeshShape
-) -> int:
+def _cost(node: GraphNode, rule: OpRule, chosen: Assignment, layouts: Mapping[int, Layout], mesh: MeshShape) -> int:
     total = 0
     for number, value in enumerate(node.values):
         total += moved(value.tensor, layouts[number], chosen.layout(rule, number), mesh)

@@ -10,8 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ridgeline.compiler.graph import TensorType
-from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Collective, OwnPart
-from ridgeline.compiler.sharding.layout import DimDivision, Layout, MeshShape, UNDIVIDED
+from ridgeline.compiler.sharding.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Collective,
+    OwnPart,
+)
+from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, Layout, MeshShape
 
 ReshardStep = Collective | OwnPart
 
@@ -40,8 +47,8 @@ def _next(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> tupl
     for dim in dims:  # take a part
         axis = _following(has.dims[dim], needs.dims[dim])
         if axis is not None and axis not in used:
-            step = OwnPart(axis, dim, _local_segments(type, has.dims[dim], needs.dims[dim], dim, mesh))
-            return step, has.with_dim(dim, _longer(has.dims[dim], needs.dims[dim], axis))
+            segments = _local_segments(type, has.dims[dim], needs.dims[dim], dim, mesh)
+            return OwnPart(axis, dim, segments), has.with_dim(dim, _longer(has.dims[dim], needs.dims[dim], axis))
     for axis, how in has.partial:  # make a sum
         if (axis, how) in needs.partial:
             continue
@@ -63,10 +70,10 @@ def _next(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> tupl
                 return step, done.with_dim(other, _longer(has.dims[other], longer, last[0]))
     for dim in dims:  # gather
         if not _leads_to(has.dims[dim], needs.dims[dim]):
-            last, shorter = has.dims[dim].axes[-1], _shorter(has.dims[dim])
+            shorter = _shorter(has.dims[dim])
             ranks = mesh.of(*shorter.axes)
             segments = tuple(size // ranks for size in has.dims[dim].segments)
-            return Collective(ALL_GATHER, last, dim, segments=segments), has.with_dim(dim, shorter)
+            return Collective(ALL_GATHER, has.dims[dim].axes[-1], dim, segments=segments), has.with_dim(dim, shorter)
     raise AssertionError(f"no step leads from {has} to {needs}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.compiler.graph import GraphNode, GraphValue, TensorType
+from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 from ridgeline.compiler.sharding.layout import Layout
 from ridgeline.compiler.sharding.products import ATTENTION, DIVIDED, batched_product, product
@@ -302,7 +302,8 @@ def _embedding(node: GraphNode) -> OpRule:
     letters = _Letters()
     table = letters.all_of((rows, width))
     places = letters.all_of(ids)
-    reduced, plain = dict.fromkeys(table[0], "sum"), {(0, 0): ()}  # places of segmented rows are others
+    reduced = dict.fromkeys(table[0], "sum")
+    plain: dict[tuple[int, int], tuple[int, ...]] = {(0, 0): ()}  # places of segmented rows are others
     return OpRule((tuple(table), tuple(places)), (*places, table[1]), tuple(letters.sizes), reduced, plain)
 
 
@@ -386,7 +387,7 @@ def _attention(node: GraphNode) -> OpRule:
     width = letters.of(v[-1])
     free = () if argument(node, 4, "causal", default=False) else letters.of(q[2])
     queries = (batch, heads + shared, free, ())
-    dims = [queries, (batch, heads, (), ()), (batch, heads, (), width)]
+    dims: list[Dims] = [queries, (batch, heads, (), ()), (batch, heads, (), width)]
     for mask in masks:
         behind = (batch, heads + shared, free, ())[4 - len(mask) :]
         dims.append(tuple(each if size != 1 else () for size, each in zip(mask, behind, strict=True)))

@@ -13,6 +13,7 @@ from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced, v
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
 from ridgeline.compiler.program import CompiledProgram, plain
+from ridgeline.compiler.sharding.check import MOVES
 from ridgeline.compiler.sharding.collectives import (
     Awaited,
     BegunCollective,
@@ -23,24 +24,68 @@ from ridgeline.compiler.sharding.collectives import (
 )
 from ridgeline.compiler.sharding.layout import Layout, MeshShape, joined_segments, part_of_rank
 from ridgeline.compiler.sharding.partition import ShardedGraph
+from ridgeline.compiler.sharding.products import batched_product, product
 from ridgeline.parallel.axis import Axis
 
+aten = torch.ops.aten
+FRESH = (product, batched_product, aten.mm.default, aten.bmm.default)  # what makes a tensor of its own
 
-def program_of(graph: OpGraph, axes: Mapping[str, Axis]) -> CompiledProgram:
-    """Return the program of a rank for a partitioned graph, with kernels as any graph gets them. axes: the rank's
-    neighbours by the names of the mesh's axes."""
-    return CompiledProgram(verify(fuse(canonicalize(bound_graph(graph, axes)))))
+
+def program_of(graph: OpGraph, axes: Mapping[str, Axis], device: torch.device | None = None) -> CompiledProgram:
+    """Return the program of a rank for a partitioned graph, with kernels as any graph gets them.
+
+    axes: the rank's neighbours by the names of the mesh's axes. device: where it runs; None: on a CPU. On others each
+    op is torch's.
+    """
+    graph = canonicalize(graph)  # first: sums may overwrite what nothing else takes by then
+    if device is not None and device.type != "cpu":
+        return CompiledProgram(verify(bound_graph(on_device(graph, device), axes)))
+    return CompiledProgram(verify(fuse(bound_graph(graph, axes))))
 
 
 def bound_graph(graph: OpGraph, axes: Mapping[str, Axis]) -> OpGraph:
     """Return the graph with functions of a rank in the place of collectives."""
-    return replace(graph, nodes=tuple(_bound(node, axes) for node in graph.nodes))
+    makers, uses = {node.result: node for node in graph.nodes}, graph.uses()
+
+    def change(node: GraphNode) -> GraphNode:
+        if node.op != "call":
+            return node
+        target = node.attributes["target"]
+        found = bound(target, dict(axes))
+        if isinstance(target, Collective | BegunCollective) and not _own(node.values[0], makers, uses):
+            found = _of_copy(found)
+        return replace(node, attributes={**node.attributes, "target": found})
+
+    return replace(graph, nodes=tuple(map(change, graph.nodes)))
 
 
-def _bound(node: GraphNode, axes: Mapping[str, Axis]) -> GraphNode:
-    if node.op != "call":
-        return node
-    return replace(node, attributes={**node.attributes, "target": bound(node.attributes["target"], dict(axes))})
+def _own(value: GraphValue, makers: Mapping[GraphValue, GraphNode], uses: Mapping[GraphValue, int]) -> bool:
+    """True if a value has memory that nothing else takes, so that a sum may overwrite it."""
+    maker = makers.get(value)
+    if maker is None or uses[value] > 1:
+        return False
+    if maker.attributes.get("target") in MOVES:
+        return _own(maker.values[0], makers, uses)
+    return maker.op != "call" or maker.attributes["target"] in FRESH
+
+
+def _of_copy(function: Any) -> Any:
+    return lambda x: function(x.clone())
+
+
+def on_device(graph: OpGraph, device: torch.device) -> OpGraph:
+    """Return the graph with tensors that it makes on another device."""
+
+    def change(node: GraphNode) -> GraphNode:
+        if node.op != "call":
+            return node
+        named, arguments = dict(node.attributes["named"]), node.attributes["arguments"]
+        if "device" in named:
+            named["device"] = device
+        arguments = tuple(each.to(device) if isinstance(each, Tensor) else each for each in arguments)
+        return replace(node, attributes={**node.attributes, "arguments": arguments, "named": named})
+
+    return replace(graph, nodes=tuple(map(change, graph.nodes)))
 
 
 def parts(sharded: ShardedGraph, inputs: Sequence[Any], rank: int) -> list[Any]:
@@ -85,6 +130,7 @@ def _on_all(node: GraphNode, values: Sequence[Mapping[Any, Any]], mesh: MeshShap
             places = {axis: (at, mesh.of(axis)) for axis, at in mesh.place(rank).items()}
             found.append(target.at(place_of(target, places), *replaced(arguments, own)))
         return found
+    assert target is not None
     return [target(*replaced(arguments, own), **replaced(named, own)) for own in values]
 
 

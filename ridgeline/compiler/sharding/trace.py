@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ridgeline.compiler.backend import decompositions
@@ -106,10 +106,11 @@ class _KnownOps(TorchFunctionMode):
             return _linear(*args, **kwargs)
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        q, k, v, mask, dropout, causal = (*args, *(None, 0.0, False)[max(len(args) - 3, 0) :])
-        mask, causal = kwargs.get("attn_mask", mask), kwargs.get("is_causal", causal)
-        scale = kwargs.get("scale")
-        if kwargs.get("dropout_p", dropout) or q.dim() != 4:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        q, k, v, mask = (given.get(name) for name in names[:4])
+        causal, scale = given.get("is_causal", False), given.get("scale")
+        if given.get("dropout_p") or q is None or k is None or v is None or q.dim() != 4:
             return func(*args, **kwargs)
         if torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v)):
             return plain_attention(q, k, v, mask, bool(causal), scale)
