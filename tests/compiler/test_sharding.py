@@ -17,7 +17,7 @@ from ridgeline.compiler.graph import OpGraph, TensorType
 from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
-from ridgeline.compiler.sharding.collectives import Collective
+from ridgeline.compiler.sharding.collectives import MeshCollective
 from ridgeline.compiler.sharding.decoders import TracedAxis, divisions, inputs_of, traced_decoder
 from ridgeline.compiler.sharding.layout import MeshShape, layout_of, part_of_rank
 from ridgeline.compiler.sharding.overlap import overlapped
@@ -86,7 +86,7 @@ def test_every_layout_leads_to_every_other() -> None:
         for step, _ in steps(TensorType((16, 32), x.dtype), has, needs, mesh):
             made = list(parts)
             for group in mesh.groups(step.axis):
-                if isinstance(step, Collective):
+                if isinstance(step, MeshCollective):
                     together = step.together([parts[rank] for rank in group])
                 else:
                     together = [step.at((at, len(group)), parts[rank]) for at, rank in enumerate(group)]
@@ -122,7 +122,7 @@ def test_an_mlp_and_an_attention_block_have_one_sum_each(mesh: str) -> None:
 
 def test_tokens_that_are_divided_between_the_products_make_sums_to_scatters() -> None:
     torch.manual_seed(0)
-    module, x = Block("-,tp,-"), torch.randn(2, 16, 32)
+    module, x = Block("-,tp,-"), torch.randn(2, 8, 32)
     traced = traced_module(module, [x])
     weights = {"[qkv].weight": "tp,-", "o.weight": "-,tp", **MEGATRON}
     made = sharded(traced, MeshShape.parsed("tp=4"), {**weights, "input 0": "-,tp,-"}, ["-,tp,-"])
@@ -234,7 +234,7 @@ def test_a_decoder_is_divided_as_by_hand(family: str, tp: int, tiny_model: Calla
 
     by_hand = traced_decoder(spec, len(TOKENS), mesh=Mesh(tp=TracedAxis(0, tp, "tp"))).graph
     told = [node.attributes.get("target") for node in by_hand.nodes]
-    assert kinds(made) == Counter(each.kind for each in told if isinstance(each, Collective))
+    assert kinds(made) == Counter(each.kind for each in told if isinstance(each, MeshCollective))
     assert made.unknown == ()
     if family != "gpt2":  # there biases are added before the sum by hand
         ours, theirs = called(canonicalize(made.graph)), called(by_hand)

@@ -19,14 +19,14 @@ from ridgeline.compiler.sharding.collectives import (
     REDUCE_SCATTER,
     Awaited,
     BegunCollective,
-    Collective,
     DividedGather,
     DividedLookup,
     DividedScatter,
+    MeshCollective,
     OwnPart,
     Ranked,
 )
-from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, Layout, MeshShape, whole
+from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, MeshShape, TensorLayout, whole
 from ridgeline.compiler.sharding.partition import DIVIDED_FORMS, PLACED, LocalValue, ShardedGraph
 from ridgeline.compiler.sharding.products import DIVIDED
 from ridgeline.compiler.sharding.propagate import Assignment
@@ -65,7 +65,7 @@ def _check_node(node: GraphNode, sharded: ShardedGraph) -> None:
     held, target = sharded.held[node.result], node.attributes.get("target")
     if node.result.type != held.type(sharded.mesh):
         raise InvalidGraph(f"{node.result.name} is {node.result.type}, and {held.layout} of {held.whole} is not.")
-    if isinstance(target, Collective | OwnPart):
+    if isinstance(target, MeshCollective | OwnPart):
         before = sharded.held[node.values[0]]
         if not sharded.same(before.source, held.source):
             raise InvalidGraph(f"{node.result.name} = {target} takes a part of another value.")
@@ -80,7 +80,7 @@ def _check_node(node: GraphNode, sharded: ShardedGraph) -> None:
     _check_shape(node)
 
 
-def _moved(target: Collective | OwnPart, before: LocalValue, mesh: MeshShape) -> Layout:
+def _moved(target: MeshCollective | OwnPart, before: LocalValue, mesh: MeshShape) -> TensorLayout:
     """Return the layout behind a collective. Raise InvalidGraph if it does not fit the one before."""
     has, axis, dim = before.layout, target.axis, target.dim
     if isinstance(target, OwnPart):
@@ -109,7 +109,7 @@ def _moved(target: Collective | OwnPart, before: LocalValue, mesh: MeshShape) ->
     return _further(done, target.split, axis, (), mesh)
 
 
-def _further(has: Layout, dim: int, axis: str, segments: tuple[int, ...], mesh: MeshShape) -> Layout:
+def _further(has: TensorLayout, dim: int, axis: str, segments: tuple[int, ...], mesh: MeshShape) -> TensorLayout:
     own = has.dims[dim]
     if own.axes and own.segments != segments:
         raise InvalidGraph("the segments are others.")
@@ -118,7 +118,7 @@ def _further(has: Layout, dim: int, axis: str, segments: tuple[int, ...], mesh: 
     return has.with_dim(dim, DimDivision((*own.axes, axis), segments))
 
 
-def _computed(node: GraphNode, sharded: ShardedGraph) -> Layout:
+def _computed(node: GraphNode, sharded: ShardedGraph) -> TensorLayout:
     """Return the layout that an op makes of its operands' layouts."""
     origin, held = sharded.origins.get(node), sharded.held
     if origin is None:
@@ -144,7 +144,7 @@ def _computed(node: GraphNode, sharded: ShardedGraph) -> Layout:
     return replace(made, partial=tuple(sorted((*made.partial, *partial))))
 
 
-def assigned(rule: OpRule, layouts: Sequence[Layout], result: Layout) -> Assignment:
+def assigned(rule: OpRule, layouts: Sequence[TensorLayout], result: TensorLayout) -> Assignment:
     """Return which factors the operands divide; of those that only the result has, as it does. Raise InvalidGraph if
     operands do not fit each other."""
     factors: dict[int, DimDivision] = {}
@@ -172,7 +172,7 @@ def assigned(rule: OpRule, layouts: Sequence[Layout], result: Layout) -> Assignm
     return Assignment({factor: division for factor, division in factors.items() if division.axes})
 
 
-def _sums_through(node: GraphNode, origin: GraphNode, layouts: Sequence[Layout]) -> tuple[tuple[str, str], ...]:
+def _sums_through(node: GraphNode, origin: GraphNode, layouts: Sequence[TensorLayout]) -> tuple[tuple[str, str], ...]:
     """Return the sums that are due of an op's result because they are of its operands. Raise InvalidGraph if the op of
     summands is not a summand of the op."""
     due = [layout.partial for layout in layouts]
@@ -230,7 +230,7 @@ def _check_arguments(node: GraphNode, origin: GraphNode, sharded: ShardedGraph) 
 def _check_shape(node: GraphNode) -> None:
     """Raise InvalidGraph if a call's shape is not what torch makes of the operands'."""
     target = _target(node)
-    if node.op != "call" or isinstance(target, Collective | Ranked):
+    if node.op != "call" or isinstance(target, MeshCollective | Ranked):
         return
     if node.result.type is None or any(value.type is None for value in node.values):
         return

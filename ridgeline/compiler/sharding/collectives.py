@@ -1,4 +1,4 @@
-"""What a partitioned graph calls beside torch's functions: collectives, and what depends on a rank's place.
+"""Targets of a partitioned graph beside torch's functions: collectives, and what depends on a rank's place.
 
 In a graph these are targets of `call` nodes without tensors of their own. run.py binds them to the ranks of a process,
 or to all ranks of a simulation at once.
@@ -24,7 +24,7 @@ Waiting = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Collective:
+class MeshCollective:
     """A collective over the ranks of one axis.
 
     dim: the dimension that is gathered or scattered; of an all-to-all the one that is gathered.
@@ -65,7 +65,7 @@ class Collective:
         return factor * nbytes // ranks
 
     def together(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each rank gets, of all ranks' operands in the axis's order."""
+        """Return the result of each rank, of all ranks' operands in the axis's order."""
         if self.kind == ALL_GATHER:
             return [joined_segments(parts, self.dim, self.segments)] * len(parts)
         if self.kind == ALL_TO_ALL:
@@ -75,7 +75,7 @@ class Collective:
         return list(total.chunk(len(parts), self.dim)) if self.kind == REDUCE_SCATTER else [total] * len(parts)
 
     def over(self, axis: Axis, x: Tensor) -> Tensor:
-        """Return what this rank gets. x may be overwritten."""
+        """Return this rank's result. x may be overwritten."""
         return self._with(axis, x, _done)()
 
     def begun(self, axis: Axis, x: Tensor) -> Waiting:
@@ -129,7 +129,7 @@ def _put_together(parts: Sequence[Tensor], how: str) -> Tensor:
 class BegunCollective:
     """Begins a collective; what it makes is no tensor, and `Awaited` takes it."""
 
-    collective: Collective
+    collective: MeshCollective
 
     def __str__(self) -> str:
         return f"begin {self.collective}"
@@ -139,7 +139,7 @@ class BegunCollective:
 class Awaited:
     """Waits for what a `BegunCollective` began."""
 
-    collective: Collective
+    collective: MeshCollective
 
     def __str__(self) -> str:
         return f"await {self.collective}"
@@ -221,7 +221,7 @@ Ranked = OwnPart | DividedLookup | DividedGather | DividedScatter
 
 def bound(target: Any, axes: dict[str, Axis]) -> Any:
     """Return a target as a function of one rank's tensors."""
-    if isinstance(target, Collective):
+    if isinstance(target, MeshCollective):
         return partial(target.over, axes[target.axis])
     if isinstance(target, BegunCollective):
         return partial(target.collective.begun, axes[target.collective.axis])

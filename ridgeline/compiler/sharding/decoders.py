@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ridgeline.compiler.graph import GraphNode, OpGraph
-from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, MeshCollective
 from ridgeline.compiler.sharding.trace import TracedModule, tensors_of, traced_module
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ModelSpec
@@ -106,7 +106,7 @@ def with_collectives(graph: OpGraph) -> OpGraph:
         if node.attributes.get("target") is not torch.ops.ridgeline.communicated.default:
             return node
         x, kind, axis, dim, _ = node.attributes["arguments"]
-        target = Collective(kind, axis, dim)
+        target = MeshCollective(kind, axis, dim)
         return replace(node, attributes={"target": target, "arguments": (x,), "named": {}})
 
     return replace(graph, nodes=tuple(map(changed, graph.nodes)))
@@ -138,7 +138,7 @@ def _on_meta(spec: ModelSpec, mesh: Mesh) -> Decoder:
 
 
 def inputs_of(made: TracedModule, decoder: nn.Module, given: Sequence[Tensor]) -> list[Any]:
-    """Return what a graph of `traced_decoder` takes: a decoder's tensors by their names, and the other inputs."""
+    """Return the inputs of a graph of `traced_decoder`: a decoder's tensors by their names, and the other inputs."""
     tensors: Mapping[str, Tensor] = {f"decoder.{name}": tensor for name, tensor in tensors_of(decoder).items()}
     tensors = {**tensors, **{f"input {at}": each for at, each in enumerate(given)}}
     return [tensors[name].detach() for name in made.names]

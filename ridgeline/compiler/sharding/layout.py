@@ -74,7 +74,7 @@ class MeshShape:
 
 @dataclass(frozen=True)
 class DimDivision:
-    """How a dimension is divided. axes: by which of them, in the mesh's order. segments: the whole sizes of its
+    """The division of a dimension. axes: those that divide it, in the mesh's order. segments: the whole sizes of its
     segments, if it has several."""
 
     axes: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ UNDIVIDED = DimDivision()
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """dims: of each dimension. partial: the axes whose ranks hold summands of the value, each with how they are put
     together: sum, amax or amin."""
 
@@ -102,7 +102,7 @@ class Layout:
         """True if every rank holds all of the value."""
         return not self.axes and not self.partial
 
-    def with_dim(self, dim: int, division: DimDivision) -> Layout:
+    def with_dim(self, dim: int, division: DimDivision) -> TensorLayout:
         return replace(self, dims=(*self.dims[:dim], division, *self.dims[dim + 1 :]))
 
     def shape(self, whole: Sequence[int], mesh: MeshShape) -> tuple[int, ...]:
@@ -123,12 +123,12 @@ class Layout:
         return f"({', '.join(told)})" + "".join(f" {how} over {axis}" for axis, how in self.partial)
 
 
-def whole(type: TensorType) -> Layout:
+def whole(type: TensorType) -> TensorLayout:
     """Return the layout of a value of which every rank has all."""
-    return Layout((UNDIVIDED,) * len(type.shape))
+    return TensorLayout((UNDIVIDED,) * len(type.shape))
 
 
-def layout_of(text: str, shape: Sequence[int], mesh: MeshShape, name: str = "a tensor") -> Layout:
+def layout_of(text: str, shape: Sequence[int], mesh: MeshShape, name: str = "a tensor") -> TensorLayout:
     """Return the layout that an annotation says: for each dimension its axes joined by "+", or "-"; behind a colon the
     sizes of segments, as in "tp:64/32/32,-".
 
@@ -156,7 +156,7 @@ def layout_of(text: str, shape: Sequence[int], mesh: MeshShape, name: str = "a t
         if any(each % ranks for each in segments or (size,)):
             raise InvalidConfig(f"{said} {ranks} ranks do not divide {pieces or size}.")
         dims.append(DimDivision(mesh.ordered(names), segments if len(segments) > 1 and names else ()))
-    return Layout(tuple(dims))
+    return TensorLayout(tuple(dims))
 
 
 def own_part(x: Tensor, division: DimDivision, dim: int, places: dict[str, int], mesh: MeshShape) -> Tensor:
@@ -185,7 +185,7 @@ def joined_segments(parts: Sequence[Tensor], dim: int, segments: Sequence[int]) 
     return torch.cat([piece for pieces in zip(*held, strict=True) for piece in pieces], dim)
 
 
-def part_of_rank(x: Tensor, layout: Layout, rank: int, mesh: MeshShape) -> Tensor:
+def part_of_rank(x: Tensor, layout: TensorLayout, rank: int, mesh: MeshShape) -> Tensor:
     """Return the part of a whole tensor that a rank holds: a copy, dense."""
     places = mesh.place(rank)
     for dim, division in enumerate(layout.dims):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
 from ridgeline.compiler.sharding.check import MOVES
-from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective, OwnPart
-from ridgeline.compiler.sharding.layout import Layout
+from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, MeshCollective, OwnPart
+from ridgeline.compiler.sharding.layout import TensorLayout
 from ridgeline.compiler.sharding.partition import LocalValue, ShardedGraph
 from ridgeline.compiler.sharding.prepare import without_unused
 
@@ -36,15 +36,15 @@ class _Rewriting:
     before: list[GraphNode] = field(default_factory=list)  # what was made in front of the node
     count: int = 0
 
-    def sum_of(self, value: GraphValue, how: str = "sum") -> tuple[Collective, GraphValue] | None:
+    def sum_of(self, value: GraphValue, how: str = "sum") -> tuple[MeshCollective, GraphValue] | None:
         """Return the all-reduce that makes a value which nothing else takes, and its operand."""
         node = self.makers.get(value)
         target = None if node is None else node.attributes.get("target")
-        if node is None or not isinstance(target, Collective) or target.kind != ALL_REDUCE or target.how != how:
+        if node is None or not isinstance(target, MeshCollective) or target.kind != ALL_REDUCE or target.how != how:
             return None
         return (target, node.values[0]) if self.uses[value] == 1 else None
 
-    def value(self, like: GraphValue, layout: Layout) -> GraphValue:
+    def value(self, like: GraphValue, layout: TensorLayout) -> GraphValue:
         """Return a new value of the source's value that another is of, in another layout."""
         held = LocalValue(self.held[like].source, layout)
         self.count += 1
@@ -94,7 +94,7 @@ def _part_of_gathered(work: _Rewriting, node: GraphNode) -> GraphValue | None:
         return None
     gather = work.makers.get(node.values[0])
     gathered = None if gather is None else gather.attributes.get("target")
-    if gather is None or not isinstance(gathered, Collective) or gathered.kind != ALL_GATHER:
+    if gather is None or not isinstance(gathered, MeshCollective) or gathered.kind != ALL_GATHER:
         return None
     x = gather.values[0]
     same = (gathered.axis, gathered.dim) == (target.axis, target.dim)
@@ -140,10 +140,10 @@ def _scattered(work: _Rewriting, node: GraphNode) -> GraphNode | None:
     found = work.sum_of(node.values[0]) if isinstance(target, OwnPart) else None
     if found is None or not isinstance(target, OwnPart) or found[0].axis != target.axis or len(target.segments) > 1:
         return None
-    return _collective(Collective(REDUCE_SCATTER, target.axis, target.dim), found[1], node.result)
+    return _collective(MeshCollective(REDUCE_SCATTER, target.axis, target.dim), found[1], node.result)
 
 
-def _collective(target: Collective, x: GraphValue, result: GraphValue) -> GraphNode:
+def _collective(target: MeshCollective, x: GraphValue, result: GraphValue) -> GraphNode:
     return GraphNode("call", (x,), result, {"target": target, "arguments": (x,), "named": {}})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph
-from ridgeline.compiler.sharding.collectives import Awaited, BegunCollective, Collective
+from ridgeline.compiler.sharding.collectives import Awaited, BegunCollective, MeshCollective
 from ridgeline.compiler.sharding.partition import ShardedGraph
 
 REACH = 32  # nodes that are looked ahead: what is computed long before it is needed takes memory meanwhile
@@ -30,7 +30,7 @@ def overlap(sharded: ShardedGraph, reach: int = REACH) -> ShardedGraph:
         nodes += awaited.pop(at, [])
         target = node.attributes.get("target")
         needed = first_use.get(node.result, len(order))
-        if not isinstance(target, Collective) or needed <= at + 1:
+        if not isinstance(target, MeshCollective) or needed <= at + 1:
             nodes.append(node)
             continue
         handle = GraphValue(f"{node.result.name}.begun", None)
@@ -63,21 +63,21 @@ def _scheduled(graph: OpGraph, reach: int) -> list[GraphNode]:
         node = min(
             ready,
             key=lambda each: (
-                not isinstance(each.attributes.get("target"), Collective),
+                not isinstance(each.attributes.get("target"), MeshCollective),
                 any(value in waits for value in each.values),
             ),
         )
         left.remove(node)
         order.append(node)
         waits.difference_update(node.values)
-        if isinstance(node.attributes.get("target"), Collective):
+        if isinstance(node.attributes.get("target"), MeshCollective):
             waits.add(node.result)
         for taker in takers.get(node.result, ()):
             missing[taker] -= 1
     return order
 
 
-def overlapped(graph: OpGraph) -> list[tuple[Collective, int]]:
+def overlapped(graph: OpGraph) -> list[tuple[MeshCollective, int]]:
     """Return the collectives that are begun and awaited apart, each with the number of nodes between."""
     began: dict[GraphValue, int] = {}
     found = []

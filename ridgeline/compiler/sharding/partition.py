@@ -15,12 +15,12 @@ import torch
 from ridgeline.compiler.graph import GraphNode, GraphValue, InvalidGraph, Operand, OpGraph, TensorType
 from ridgeline.compiler.sharding.collectives import (
     BegunCollective,
-    Collective,
     DividedGather,
     DividedLookup,
     DividedScatter,
+    MeshCollective,
 )
-from ridgeline.compiler.sharding.layout import Layout, MeshShape, whole
+from ridgeline.compiler.sharding.layout import MeshShape, TensorLayout, whole
 from ridgeline.compiler.sharding.products import DIVIDED
 from ridgeline.compiler.sharding.propagate import choose, propagate
 from ridgeline.compiler.sharding.reshard import moved, steps
@@ -46,10 +46,10 @@ DIVIDED_FORMS: dict[object, type] = {
 
 @dataclass(frozen=True)
 class LocalValue:
-    """What a value of a partitioned graph is: a value of the graph for one device, and the part that a rank holds."""
+    """A value of a partitioned graph: the value of the graph for one device, and the part of it that a rank holds."""
 
     source: GraphValue
-    layout: Layout
+    layout: TensorLayout
 
     @property
     def whole(self) -> TensorType:
@@ -76,11 +76,11 @@ class ShardedGraph:
     mesh: MeshShape
     held: Mapping[GraphValue, LocalValue]
     origins: Mapping[GraphNode, GraphNode | None]
-    layouts: Mapping[GraphValue, Layout]
-    promised: tuple[Layout | None, ...]
+    layouts: Mapping[GraphValue, TensorLayout]
+    promised: tuple[TensorLayout | None, ...]
     unknown: tuple[str, ...] = ()
 
-    def collectives(self) -> list[tuple[GraphNode, Collective]]:
+    def collectives(self) -> list[tuple[GraphNode, MeshCollective]]:
         """Return the collectives in order."""
         return [(node, each) for node in self.graph.nodes if (each := collective_of(node)) is not None]
 
@@ -97,19 +97,22 @@ class ShardedGraph:
         return found
 
     def outputs(self) -> list[LocalValue | None]:
-        """Return what a rank gives out."""
+        """Return the outputs of a rank; None: no tensor."""
         return [self.held.get(each) if isinstance(each, GraphValue) else None for each in self.graph.outputs]
 
 
-def collective_of(node: GraphNode) -> Collective | None:
-    """Return what a node communicates; of one that is begun and awaited the awaiting node does not count."""
+def collective_of(node: GraphNode) -> MeshCollective | None:
+    """Return the collective of a node; of one that is begun and awaited the awaiting node has none."""
     target = node.attributes.get("target")
     target = target.collective if isinstance(target, BegunCollective) else target
-    return target if isinstance(target, Collective) else None
+    return target if isinstance(target, MeshCollective) else None
 
 
 def partition(
-    graph: OpGraph, annotated: Mapping[GraphValue, Layout], mesh: MeshShape, outputs: Sequence[Layout | None] = ()
+    graph: OpGraph,
+    annotated: Mapping[GraphValue, TensorLayout],
+    mesh: MeshShape,
+    outputs: Sequence[TensorLayout | None] = (),
 ) -> ShardedGraph:
     """Return the graph of a rank.
 
@@ -130,17 +133,17 @@ def partition(
 @dataclass
 class _Partitioner:
     graph: OpGraph
-    layouts: dict[GraphValue, Layout]
+    layouts: dict[GraphValue, TensorLayout]
     mesh: MeshShape
     inputs: list[GraphValue] = field(default_factory=list)
     nodes: list[GraphNode] = field(default_factory=list)
     held: dict[GraphValue, LocalValue] = field(default_factory=dict)
     origins: dict[GraphNode, GraphNode | None] = field(default_factory=dict)
-    versions: dict[GraphValue, dict[Layout, GraphValue]] = field(default_factory=dict)
+    versions: dict[GraphValue, dict[TensorLayout, GraphValue]] = field(default_factory=dict)
     opaque: dict[GraphValue, GraphValue] = field(default_factory=dict)  # what is no tensor, as every rank has it
     unknown: dict[str, None] = field(default_factory=dict)
 
-    def run(self, outputs: Sequence[Layout | None]) -> ShardedGraph:
+    def run(self, outputs: Sequence[TensorLayout | None]) -> ShardedGraph:
         for value in self.graph.inputs:
             if value.type is None:
                 local = self.opaque[value] = GraphValue(self._name(), None)
@@ -150,7 +153,7 @@ class _Partitioner:
             self.inputs.append(local)
         for node in self.graph.nodes:
             self._node(node)
-        given, promised = list[Any](), list[Layout | None]()
+        given, promised = list[Any](), list[TensorLayout | None]()
         for at, each in enumerate(self.graph.outputs):
             tensor = isinstance(each, GraphValue) and each.type is not None
             asked = outputs[at] if at < len(outputs) else None
@@ -183,7 +186,7 @@ class _Partitioner:
             self._add(node, self._call(node, taken, type, made), made)
         self._as(node.result, self.layouts[node.result], node)
 
-    def _call(self, node: GraphNode, taken: Sequence[GraphValue], type: TensorType, made: Layout) -> GraphNode:
+    def _call(self, node: GraphNode, taken: Sequence[GraphValue], type: TensorType, made: TensorLayout) -> GraphNode:
         """Return a call of local values, in which sizes are local too."""
         target = node.attributes["target"]
         arguments, named = placed((node.attributes["arguments"], node.attributes["named"]), iter(taken))
@@ -226,7 +229,7 @@ class _Partitioner:
         if node.result.type is not None:
             self._as(node.result, self.layouts[node.result], node)
 
-    def _as(self, value: GraphValue, layout: Layout | None, origin: GraphNode | None) -> GraphValue:
+    def _as(self, value: GraphValue, layout: TensorLayout | None, origin: GraphNode | None) -> GraphValue:
         """Return a value in a layout, made of the version from which the fewest bytes are moved. None: whole."""
         if value in self.opaque:
             return self.opaque[value]
@@ -246,13 +249,13 @@ class _Partitioner:
                 at = versions[behind]
         return versions[layout]
 
-    def _local(self, value: GraphValue, type: TensorType, layout: Layout) -> GraphValue:
+    def _local(self, value: GraphValue, type: TensorType, layout: TensorLayout) -> GraphValue:
         local = GraphValue(self._name(), layout.local(type, self.mesh))
         self.held[local] = LocalValue(value, layout)
         self.versions.setdefault(value, {})[layout] = local
         return local
 
-    def _add(self, origin: GraphNode, node: GraphNode, layout: Layout | None) -> None:
+    def _add(self, origin: GraphNode, node: GraphNode, layout: TensorLayout | None) -> None:
         if layout is None:
             result = self.opaque[origin.result] = GraphValue(self._name(), None)
         else:
@@ -266,7 +269,7 @@ class _Partitioner:
 
 
 def _of_part(node: GraphNode, axes: tuple[str, ...]) -> object:
-    """Return what does for a rank's part what an op with places does for the whole."""
+    """Return the target that does for a rank's part what an op with places does for the whole."""
     target = node.attributes["target"]
     if target is aten.embedding.default:
         return DividedLookup(axes)

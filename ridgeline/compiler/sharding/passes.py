@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from ridgeline.compiler.graph import GraphValue
 from ridgeline.compiler.sharding.check import check
-from ridgeline.compiler.sharding.layout import Layout, MeshShape, layout_of
+from ridgeline.compiler.sharding.layout import MeshShape, TensorLayout, layout_of
 from ridgeline.compiler.sharding.minimise import minimise
 from ridgeline.compiler.sharding.overlap import overlap
 from ridgeline.compiler.sharding.partition import ShardedGraph, partition
@@ -19,7 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 
 @dataclass
 class ShardingSteps:
-    """What each step made: the graph behind `partition`, `minimise` and `overlap`."""
+    """The results of the steps: the graph behind `partition`, `minimise` and `overlap`."""
 
     graphs: dict[str, ShardedGraph] = field(default_factory=dict)
 
@@ -55,9 +55,11 @@ def sharded(
     return steps.add("overlap", overlap(made))
 
 
-def annotated_inputs(traced: TracedModule, mesh: MeshShape, annotations: Mapping[str, str]) -> dict[GraphValue, Layout]:
+def annotated_inputs(
+    traced: TracedModule, mesh: MeshShape, annotations: Mapping[str, str]
+) -> dict[GraphValue, TensorLayout]:
     """Return the layouts of the inputs that annotations name. Raise InvalidConfig."""
-    found: dict[GraphValue, Layout] = {}
+    found: dict[GraphValue, TensorLayout] = {}
     named = traced.named()
     for pattern, text in annotations.items():
         fitting = [name for name in named if fnmatchcase(name, pattern)]
@@ -67,7 +69,7 @@ def annotated_inputs(traced: TracedModule, mesh: MeshShape, annotations: Mapping
     return found
 
 
-def annotated_marks(traced: TracedModule, mesh: MeshShape) -> dict[GraphValue, Layout]:
+def annotated_marks(traced: TracedModule, mesh: MeshShape) -> dict[GraphValue, TensorLayout]:
     """Return the layouts of the values that the module marks. Raise InvalidConfig."""
     return {
         value: layout_of(text, value.tensor.shape, mesh, f"the marked {value.name}")

@@ -88,7 +88,7 @@ def _with_wide_products(graph: OpGraph) -> OpGraph:
     its leading dimensions, and so does bmm with those of both."""
     makers = {node.result: node for node in graph.nodes}
     uses = graph.uses()
-    names = _Names(graph)
+    names = _NewNames(graph)
 
     def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
         inner = makers.get(node.values[0]) if node.attributes.get("target") in RESHAPES else None
@@ -122,7 +122,7 @@ def _with_wide_products(graph: OpGraph) -> OpGraph:
 
 
 def _apart(node: GraphNode | None) -> GraphValue | None:
-    """Return what a reshape takes."""
+    """Return the operand of a node if that is a reshape."""
     return node.values[0] if node is not None and node.attributes.get("target") in RESHAPES else None
 
 
@@ -134,7 +134,7 @@ def _turns(node: GraphNode) -> bool:
     return target is aten.permute.default and list(given[1]) == [0, 2, 1]
 
 
-class _Names:
+class _NewNames:
     """Names that a graph does not have yet."""
 
     def __init__(self, graph: OpGraph) -> None:

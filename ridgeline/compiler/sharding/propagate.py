@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph
-from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, Layout, MeshShape, whole
+from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, MeshShape, TensorLayout, whole
 from ridgeline.compiler.sharding.reshard import moved
 from ridgeline.compiler.sharding.rules import RESULT, OpRule, rule_of
 
@@ -26,7 +26,7 @@ class Assignment:
     factors: Mapping[int, DimDivision]
     nbytes: int = 0
 
-    def layout(self, rule: OpRule, number: int) -> Layout:
+    def layout(self, rule: OpRule, number: int) -> TensorLayout:
         """Return the layout that an operand must have, or that the result gets."""
         dims = []
         for dim, factors in enumerate(rule.result if number == RESULT else rule.operands[number]):
@@ -38,12 +38,15 @@ class Assignment:
         if number == RESULT:
             for factor, how in rule.reduced.items():
                 partial |= dict.fromkeys(self.factors.get(factor, UNDIVIDED).axes, how)
-        return Layout(tuple(dims), tuple(sorted(partial.items())))
+        return TensorLayout(tuple(dims), tuple(sorted(partial.items())))
 
 
 def propagate(
-    graph: OpGraph, annotated: Mapping[GraphValue, Layout], asked: Mapping[GraphValue, Layout], mesh: MeshShape
-) -> dict[GraphValue, Layout]:
+    graph: OpGraph,
+    annotated: Mapping[GraphValue, TensorLayout],
+    asked: Mapping[GraphValue, TensorLayout],
+    mesh: MeshShape,
+) -> dict[GraphValue, TensorLayout]:
     """Return a layout of every value that is a tensor.
 
     annotated: stays as it is. asked: the layouts in which outputs are to be given, which others may follow.
@@ -65,7 +68,7 @@ def propagate(
 
 @dataclass
 class _Spread:
-    layouts: dict[GraphValue, Layout]
+    layouts: dict[GraphValue, TensorLayout]
     fixed: set[GraphValue]
     mesh: MeshShape
     changed: bool = False
@@ -84,7 +87,7 @@ class _Spread:
         for number, value in enumerate(node.values):
             self.refine(value, chosen.layout(rule, number))
 
-    def refine(self, value: GraphValue, wanted: Layout) -> None:
+    def refine(self, value: GraphValue, wanted: TensorLayout) -> None:
         """Divide a value further, as far as its own layout leaves it open."""
         if value in self.fixed:
             return
@@ -100,7 +103,9 @@ class _Spread:
             self.layouts[value], self.changed = has, True
 
 
-def choose(node: GraphNode, rule: OpRule, operands: Sequence[Layout], result: Layout, mesh: MeshShape) -> Assignment:
+def choose(
+    node: GraphNode, rule: OpRule, operands: Sequence[TensorLayout], result: TensorLayout, mesh: MeshShape
+) -> Assignment:
     """Return which factors of a node are divided. An axis that values ask for at one factor alone divides this one; of
     several choices the one that moves the fewest bytes is taken, and of these the one that divides most."""
     layouts = {**dict(enumerate(operands)), RESULT: result}
@@ -115,7 +120,7 @@ def choose(node: GraphNode, rule: OpRule, operands: Sequence[Layout], result: La
     return min(costed, key=lambda each: (each.nbytes, -sum(len(division.axes) for division in each.factors.values())))
 
 
-def _options(rule: OpRule, layouts: Mapping[int, Layout]) -> dict[str, list[Asked | None]]:
+def _options(rule: OpRule, layouts: Mapping[int, TensorLayout]) -> dict[str, list[Asked | None]]:
     found: dict[str, list[Asked | None]] = {}
     for number, dims in rule.values():
         for dim, (factors, division) in enumerate(zip(dims, layouts[number].dims, strict=True)):
@@ -163,7 +168,9 @@ def _divides(rule: OpRule, factor: int, division: DimDivision, mesh: MeshShape) 
     return True
 
 
-def _cost(node: GraphNode, rule: OpRule, chosen: Assignment, layouts: Mapping[int, Layout], mesh: MeshShape) -> int:
+def _cost(
+    node: GraphNode, rule: OpRule, chosen: Assignment, layouts: Mapping[int, TensorLayout], mesh: MeshShape
+) -> int:
     total = 0
     for number, value in enumerate(node.values):
         total += moved(value.tensor, layouts[number], chosen.layout(rule, number), mesh)

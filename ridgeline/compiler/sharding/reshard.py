@@ -15,15 +15,17 @@ from ridgeline.compiler.sharding.collectives import (
     ALL_REDUCE,
     ALL_TO_ALL,
     REDUCE_SCATTER,
-    Collective,
+    MeshCollective,
     OwnPart,
 )
-from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, Layout, MeshShape
+from ridgeline.compiler.sharding.layout import UNDIVIDED, DimDivision, MeshShape, TensorLayout
 
-ReshardStep = Collective | OwnPart
+ReshardStep = MeshCollective | OwnPart
 
 
-def steps(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> Iterator[tuple[ReshardStep, Layout]]:
+def steps(
+    type: TensorType, has: TensorLayout, needs: TensorLayout, mesh: MeshShape
+) -> Iterator[tuple[ReshardStep, TensorLayout]]:
     """Yield what leads from a layout to another, one after the other, each with the layout behind it. `needs` has no
     sums that are due, or the same as `has`."""
     while has != needs:
@@ -31,17 +33,19 @@ def steps(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> Iter
         yield step, has
 
 
-def moved(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> int:
+def moved(type: TensorType, has: TensorLayout, needs: TensorLayout, mesh: MeshShape) -> int:
     """Return the bytes that a rank sends on the way from a layout to another."""
     total = 0
     for step, behind in steps(type, has, needs, mesh):
-        if isinstance(step, Collective):
+        if isinstance(step, MeshCollective):
             total += step.sent(has.nbytes(type, mesh), mesh)
         has = behind
     return total
 
 
-def _next(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> tuple[ReshardStep, Layout]:
+def _next(
+    type: TensorType, has: TensorLayout, needs: TensorLayout, mesh: MeshShape
+) -> tuple[ReshardStep, TensorLayout]:
     dims = range(len(has.dims))
     used = {*has.axes, *(axis for axis, _ in has.partial)}
     for dim in dims:  # take a part
@@ -56,8 +60,8 @@ def _next(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> tupl
         for dim in dims:
             if how == "sum" and not needs.dims[dim].segments and _following(has.dims[dim], needs.dims[dim]) == axis:
                 longer = _longer(has.dims[dim], needs.dims[dim], axis)
-                return Collective(REDUCE_SCATTER, axis, dim), done.with_dim(dim, longer)
-        return Collective(ALL_REDUCE, axis, how=how), done
+                return MeshCollective(REDUCE_SCATTER, axis, dim), done.with_dim(dim, longer)
+        return MeshCollective(ALL_REDUCE, axis, how=how), done
     for dim in dims:  # exchange one divided dimension for another
         last = has.dims[dim].axes[-1:]
         if not last or _leads_to(has.dims[dim], needs.dims[dim]) or has.dims[dim].segments:
@@ -66,14 +70,16 @@ def _next(type: TensorType, has: Layout, needs: Layout, mesh: MeshShape) -> tupl
             longer = needs.dims[other]
             if other != dim and not longer.segments and _following(has.dims[other], longer) == last[0]:
                 done = has.with_dim(dim, _shorter(has.dims[dim]))
-                step = Collective(ALL_TO_ALL, last[0], dim, split=other)
+                step = MeshCollective(ALL_TO_ALL, last[0], dim, split=other)
                 return step, done.with_dim(other, _longer(has.dims[other], longer, last[0]))
     for dim in dims:  # gather
         if not _leads_to(has.dims[dim], needs.dims[dim]):
             shorter = _shorter(has.dims[dim])
             ranks = mesh.of(*shorter.axes)
             segments = tuple(size // ranks for size in has.dims[dim].segments)
-            return Collective(ALL_GATHER, has.dims[dim].axes[-1], dim, segments=segments), has.with_dim(dim, shorter)
+            return MeshCollective(ALL_GATHER, has.dims[dim].axes[-1], dim, segments=segments), has.with_dim(
+                dim, shorter
+            )
     raise AssertionError(f"no step leads from {has} to {needs}")
 
 

@@ -1,4 +1,4 @@
-"""Which dimensions of an op's operands and result belong together: its rule, as GSPMD and Shardy have one of each op.
+"""Rules of ops: the dimensions of operands and result that belong together, as GSPMD and Shardy have them of each op.
 
 A rule names factors. A dimension of an operand that is divided along a factor asks that every other dimension with this
 factor is divided likewise; then each rank computes its part alone. A factor that the result lacks was reduced, and the
@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
-from ridgeline.compiler.sharding.layout import Layout
+from ridgeline.compiler.sharding.layout import TensorLayout
 from ridgeline.compiler.sharding.products import ATTENTION, DIVIDED, batched_product, product
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ class _Letters:
         return [self.of(size) for size in shape]
 
 
-def rule_of(node: GraphNode, layouts: Sequence[Layout]) -> OpRule | None:
+def rule_of(node: GraphNode, layouts: Sequence[TensorLayout]) -> OpRule | None:
     """Return the rule of a node; None: all that it takes and makes is whole. layouts: of its values as they are, which
     decide whether a piece of a segmented dimension is a segment."""
     if node.result.type is None or any(value.type is None for value in node.values):
@@ -121,8 +121,8 @@ def _reduction_call(node: GraphNode) -> OpRule | None:
 
 
 def _einsum(*names: str) -> Callable[[GraphNode], OpRule]:
-    """Return what makes the rule of a product: operands and result by one letter a dimension, with * for all leading
-    ones."""
+    """Return a function that makes the rule of a product: operands and result by one letter a dimension, with * for
+    all leading ones."""
 
     def rule(node: GraphNode) -> OpRule:
         *operands, made = names
@@ -147,7 +147,7 @@ def _spelled(name: str, rank: int) -> list[str]:
     return [*(f"leading {at}" for at in range(rank - len(name) + 1)), *name.replace("*", "")]
 
 
-def _reshape(node: GraphNode, layouts: Sequence[Layout]) -> OpRule | None:
+def _reshape(node: GraphNode, layouts: Sequence[TensorLayout]) -> OpRule | None:
     """Dimensions that are split or merged have the factors of the finer side, unless the sides cross. Segments stay
     segments if they consist of whole pieces."""
     (before,), after, letters = _shapes(node), node.result.tensor.shape, _Letters()
@@ -212,8 +212,8 @@ def _reordered(node: GraphNode) -> OpRule:
 
 
 def _along(*places: int) -> Callable[[GraphNode], OpRule]:
-    """Return what makes the rule of an op of one operand and a result of as many dimensions, of which those that these
-    arguments name must be whole."""
+    """Return a function that makes the rule of an op of one operand and a result of as many dimensions, of which
+    those that these arguments name must be whole."""
 
     def rule(node: GraphNode) -> OpRule:
         letters, shape = _Letters(), node.values[0].tensor.shape
@@ -234,7 +234,7 @@ def _matrices(node: GraphNode) -> OpRule:
     return OpRule((dims,), dims, tuple(letters.sizes))
 
 
-def _slice(node: GraphNode, layouts: Sequence[Layout]) -> OpRule:
+def _slice(node: GraphNode, layouts: Sequence[TensorLayout]) -> OpRule:
     """A piece of a dimension. It is divided as the dimension is if it consists of whole segments."""
     shape, made = node.values[0].tensor.shape, node.result.tensor.shape
     dim, letters = argument(node, 1, "dim", 0) % len(shape), _Letters()
@@ -250,7 +250,7 @@ def _slice(node: GraphNode, layouts: Sequence[Layout]) -> OpRule:
 
 
 def piece(node: GraphNode) -> tuple[int, int]:
-    """Return where a slice starts and ends, both within the dimension."""
+    """Return the start and the end of a slice, both within the dimension."""
     shape = node.values[0].tensor.shape
     size = shape[argument(node, 1, "dim", 0) % len(shape)]
     start, end, _ = slice(argument(node, 2, "start"), argument(node, 3, "end")).indices(size)
@@ -267,7 +267,7 @@ def _pieces(segments: Sequence[int], start: int, end: int) -> tuple[int, ...]:
     return tuple(found) if sum(found) == end - start else ()
 
 
-def _cat(node: GraphNode, layouts: Sequence[Layout]) -> OpRule:
+def _cat(node: GraphNode, layouts: Sequence[TensorLayout]) -> OpRule:
     """Dimensions beside each other. They are divided, as segments, where all of them are by the same axes."""
     made, letters = node.result.tensor.shape, _Letters()
     dim = argument(node, 1, "dim", 0) % len(made)
@@ -398,7 +398,7 @@ RESHAPES = (
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
     aten.squeeze.dims, aten.squeeze.default,
 )  # fmt: skip
-LAID_OUT_RULES: dict[object, Callable[[GraphNode, Sequence[Layout]], OpRule | None]] = {
+LAID_OUT_RULES: dict[object, Callable[[GraphNode, Sequence[TensorLayout]], OpRule | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),
     aten.slice.Tensor: _slice,
     aten.cat.default: _cat,

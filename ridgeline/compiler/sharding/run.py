@@ -17,12 +17,12 @@ from ridgeline.compiler.sharding.check import MOVES
 from ridgeline.compiler.sharding.collectives import (
     Awaited,
     BegunCollective,
-    Collective,
+    MeshCollective,
     Ranked,
     bound,
     place_of,
 )
-from ridgeline.compiler.sharding.layout import Layout, MeshShape, joined_segments, part_of_rank
+from ridgeline.compiler.sharding.layout import MeshShape, TensorLayout, joined_segments, part_of_rank
 from ridgeline.compiler.sharding.partition import ShardedGraph
 from ridgeline.compiler.sharding.products import batched_product, product
 from ridgeline.parallel.axis import Axis
@@ -52,7 +52,7 @@ def bound_graph(graph: OpGraph, axes: Mapping[str, Axis]) -> OpGraph:
             return node
         target = node.attributes["target"]
         found = bound(target, dict(axes))
-        if isinstance(target, Collective | BegunCollective) and not _own(node.values[0], makers, uses):
+        if isinstance(target, MeshCollective | BegunCollective) and not _own(node.values[0], makers, uses):
             found = _of_copy(found)
         return replace(node, attributes={**node.attributes, "target": found})
 
@@ -97,7 +97,7 @@ def parts(sharded: ShardedGraph, inputs: Sequence[Any], rank: int) -> list[Any]:
 
 
 def simulated(sharded: ShardedGraph, inputs: Sequence[Any]) -> list[list[Any]]:
-    """Return what every rank gives out for whole inputs: all ranks run node by node, in this thread."""
+    """Return the outputs of every rank for whole inputs: all ranks run node by node, in this thread."""
     mesh, ranks = sharded.mesh, range(sharded.mesh.size)
     values: list[dict[Any, Any]] = []
     for rank in ranks:
@@ -117,7 +117,7 @@ def _on_all(node: GraphNode, values: Sequence[Mapping[Any, Any]], mesh: MeshShap
         return [own[node.values[0]] for own in values]
     if isinstance(target, BegunCollective):
         target = target.collective
-    if isinstance(target, Collective):
+    if isinstance(target, MeshCollective):
         made: dict[int, Tensor] = {}
         for group in mesh.groups(target.axis):
             together = target.together([values[rank][node.values[0]] for rank in group])
@@ -134,7 +134,7 @@ def _on_all(node: GraphNode, values: Sequence[Mapping[Any, Any]], mesh: MeshShap
     return [target(*replaced(arguments, own), **replaced(named, own)) for own in values]
 
 
-def assembled(held: Sequence[Tensor], layout: Layout, mesh: MeshShape) -> Tensor:
+def assembled(held: Sequence[Tensor], layout: TensorLayout, mesh: MeshShape) -> Tensor:
     """Return the whole tensor of all ranks' parts, in the order of ranks. Those that hold the same must hold equal
     numbers; raise ValueError if they do not."""
     at = {tuple(mesh.place(rank).values()): part for rank, part in enumerate(held)}
@@ -155,7 +155,7 @@ def assembled(held: Sequence[Tensor], layout: Layout, mesh: MeshShape) -> Tensor
     return only
 
 
-def _joined(own: Sequence[Tensor], layout: Layout, dim: int, axis: str, mesh: MeshShape) -> Tensor:
+def _joined(own: Sequence[Tensor], layout: TensorLayout, dim: int, axis: str, mesh: MeshShape) -> Tensor:
     division = layout.dims[dim]
     before = mesh.of(*division.axes[: division.axes.index(axis)])
     return joined_segments(own, dim, [size // before for size in division.segments])
