@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ridgeline.kernels.base.aot import AotKernel
     from ridgeline.kernels.base.inspection import Inspection
     from ridgeline.kernels.base.occupancy import Occupancy
+    from ridgeline_bench.sweep.tune import TuneOptions
 
 MOST = 12  # instructions that are counted in a table
 
@@ -35,6 +37,31 @@ class BlockFlags:
     registers: Annotated[int, typer.Option(min=1, help="Registers of a thread.")] = 64
     shared: Annotated[int, typer.Option(min=0, help="Bytes of shared memory (LDS) of a block.")] = 0
     barriers: Annotated[int, typer.Option(min=0, help="Barriers that a block uses, on NVIDIA's GPUs.")] = 1
+
+
+@dataclass(frozen=True)
+class TuneFlags:
+    """The effort of tuning."""
+
+    case: Annotated[str, typer.Option(help="A part of the labels of cases.")] = ""
+    measured: Annotated[int, typer.Option(min=1, help="Cuts of a pair that are measured, the best by the model.")] = 8
+    drawn: Annotated[int, typer.Option(min=0, help="Cuts that are measured besides, drawn by the seed.")] = 0
+    seed: Annotated[int, typer.Option(help="Of what is drawn, and of the order of timings.")] = 0
+    pair_seconds: Annotated[float, typer.Option(min=0.1, help="Of one pair, without compiling.")] = 15.0
+    seconds: Annotated[float, typer.Option(min=0, help="Of all, compiling included; 0: no limit.")] = 0.0
+    processes: Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 16.")] = 0
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile the cuts; no GPU is needed.")] = False
+
+    def options(self) -> TuneOptions:
+        from ridgeline.perf.search import SearchSettings
+        from ridgeline_bench.sweep.tune import SETTINGS, TuneOptions
+
+        settings = SearchSettings(
+            measured=self.measured, drawn=self.drawn, seed=self.seed, seconds=self.pair_seconds,
+            repeats=SETTINGS.repeats,
+        )  # fmt: skip
+        processes = self.processes or min(16, os.cpu_count() or 1)
+        return TuneOptions(settings=settings, seconds=self.seconds, processes=processes)
 
 
 @app.command("list")
@@ -132,6 +159,28 @@ def inspect(
         print(json.dumps(_report(found)))
     else:
         _show(found, len(fitting))
+
+
+@app.command()
+@with_records
+def tune(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops; all that can be tuned when none is given.")] = None,
+    *,
+    effort: TuneFlags,
+    out: Annotated[
+        Path | None, typer.Option(help="The file of tuned cuts; your own one in the cache when none is given.")
+    ] = None,
+    json_lines: Annotated[
+        Path | None, typer.Option("--json", help="A line for each pair, with all that was tried, is appended.")
+    ] = None,
+    commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
+) -> None:
+    """Find the fastest cut of each op and class of shapes on this GPU, and keep it for the kernels to use."""
+    from ridgeline_bench.sweep.tuning import Kept, run
+
+    effort_of = effort.options()
+    if not run(tuple(ops or ()), effort.case, effort_of, Kept(out, json_lines, commit), effort.compile_only):
+        raise typer.Exit(1)
 
 
 def _kernels(name: str) -> list[AotKernel]:

@@ -48,6 +48,7 @@ class SearchSettings:
     """The effort of a search.
 
     measured: candidates of the first generation that are prepared and timed, at most.
+    drawn: so many others besides, drawn by the seed whatever the model says, to see what it misses.
     first, repeats: timings before a candidate can be dropped, and of one that stays to the end.
     behind: a candidate is dropped when its fastest time is this many times the fastest of all.
     tie: an earlier candidate keeps its place against one that is faster by less than this share.
@@ -58,6 +59,7 @@ class SearchSettings:
     """
 
     measured: int = 8
+    drawn: int = 0
     first: int = 2
     repeats: int = 8
     behind: float = 1.15
@@ -72,10 +74,10 @@ class SearchSettings:
         for name in ("measured", "first", "repeats", "children", "parents"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
-        if self.behind < 1 or not 0 <= self.tie < 1 or self.seconds <= 0 or self.generations < 0:
+        if self.behind < 1 or self.drawn < 0 or not 0 <= self.tie < 1 or self.seconds <= 0 or self.generations < 0:
             raise ValueError(
-                f"behind is {self.behind}, tie {self.tie}, seconds {self.seconds}, generations {self.generations}; "
-                "give at least 1, a share below 1, more than 0, and at least 0."
+                f"behind is {self.behind}, tie {self.tie}, seconds {self.seconds}, generations {self.generations}, "
+                f"drawn {self.drawn}; give at least 1, a share below 1, more than 0, and at least 0."
             )
 
 
@@ -159,7 +161,7 @@ class Search(Generic[C]):
     clock: Callable[[], float] = time.monotonic
 
     def leading(self, candidates: Iterable[C], always: Sequence[C] = ()) -> list[C]:
-        """Return the candidates that `run` would measure: those of `always`, then the best by the model."""
+        """Return the candidates that `run` would measure: those of `always`, the best by the model, and drawn ones."""
         ranked = self._ranked(candidates, always)
         return [one.candidate for one in ranked if not one.impossible][: self._most(always)]
 
@@ -172,10 +174,11 @@ class Search(Generic[C]):
         return _Run(self, self._ranked(candidates, always), self._most(always)).found()
 
     def _most(self, always: Sequence[C]) -> int:
-        return max(self.settings.measured, len(set(always)))
+        return max(self.settings.measured, len(set(always))) + self.settings.drawn
 
     def _ranked(self, candidates: Iterable[C], always: Sequence[C]) -> list[_Entry[C]]:
-        """Return entries of all candidates once: those of `always` that can run first, then by their costs."""
+        """Return entries of all candidates once: those of `always` that can run first, then by their costs, but for
+        those that are drawn, which stand behind the ones to be measured."""
         costs = {each: _number(self.cost(each)) for each in dict.fromkeys((*always, *candidates))}
         places = {each: place for place, each in enumerate(sorted(costs, key=costs.__getitem__))}
         kept = {each: i for i, each in enumerate(dict.fromkeys(always))}

@@ -192,6 +192,14 @@ class Sweep(ABC):
 
     def time(self, job: Job, calls: list[Any], least: float) -> float:
         """Return the seconds of one launch, in a captured graph: the best of three."""
+        graph, launches = self.captured(job, calls, least)
+        took, best = device_seconds(graph.replay), float("inf")
+        for _ in range(3):
+            best = min(best, device_seconds(graph.replay, max(1, round(8e-3 / took))))
+        return best / launches
+
+    def captured(self, job: Job, calls: list[Any], least: float) -> tuple[torch.cuda.CUDAGraph, int]:
+        """Return a graph of launches that take about a millisecond or more, and their number."""
         launches = len(calls) * max(1, round(1e-3 / (least * len(calls))))
         for each in calls:  # peers plan for arguments once, on the host, and no graph can hold that
             self.launch(job, each)
@@ -200,10 +208,7 @@ class Sweep(ABC):
         with torch.cuda.graph(graph):
             for i in range(launches):
                 self.launch(job, calls[i % len(calls)])
-        took, best = device_seconds(graph.replay), float("inf")
-        for _ in range(3):
-            best = min(best, device_seconds(graph.replay, max(1, round(8e-3 / took))))
-        return best / launches
+        return graph, launches
 
 
 @contextmanager

@@ -112,6 +112,16 @@ def test_leading_names_what_run_measures() -> None:
     assert (expected[0], len(expected)) == (2, 8)
 
 
+def test_others_are_drawn_by_the_seed_beside_the_best() -> None:
+    settings = SearchSettings(measured=3, drawn=2, seed=1)
+    search = Machine(bowl).search(lambda n: math.inf if n == 4 else n, settings=settings)
+    assert search.leading(range(40))[:3] == [0, 1, 2]
+    drawn = search.leading(range(40))[3:]
+    assert len({4, *range(3), *drawn}) == 6
+    assert drawn == search.leading(range(40))[3:]
+    assert search.leading([0, 4, 1, 5]) == [0, 1, 5]
+
+
 def test_time_that_is_over_leaves_the_rest_late() -> None:
     machine = Machine(lambda n: 1.0)
     found = machine.search(float, settings=SearchSettings(seconds=0.35)).run(range(8))

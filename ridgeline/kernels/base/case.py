@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
+from random import Random
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.tuned import Shape
 
 C = TypeVar("C", bound="OpCase")
 
@@ -91,6 +93,21 @@ class Cases(NamedTuple):
     swept: Sequence[OpCase] = ()
 
 
+class Tuning(NamedTuple):
+    """What a tuner does for an op.
+
+    classes: a case of each class of shapes.
+    shape: the class of a case.
+    drawn: returns a case by chance, of shapes that models might have, to see what the classes are worth for others.
+    kinds: the types of cuts that are kept.
+    """
+
+    classes: Sequence[OpCase]
+    shape: Callable[[Any], Shape]
+    drawn: Callable[[Random], OpCase]
+    kinds: tuple[type, ...]
+
+
 class Cuts(NamedTuple):
     """Ways to cut an op's kernel into programs.
 
@@ -99,12 +116,17 @@ class Cuts(NamedTuple):
     interpreted: the types of cuts whose kernel Triton's interpreter can run.
     prepared: returns the arguments of a case as an engine on a GPU has them: with what it makes of weights when it
         loads them, and of a step for all of its layers.
+    cost: returns the seconds of a cut on a case by a model, infinity for one that cannot run; by default candidates
+        stand in the order in which they are to be tried.
+    tuning: of which cases the best cut is kept; None: of none.
     """
 
     candidates: Callable[[Any], Sequence[Any]]
     with_cut: Callable[[Any], Callable[..., Any]]
     interpreted: tuple[type, ...] = ()
     prepared: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] = lambda case, given: given
+    cost: Callable[[Any, Any], float] | None = None
+    tuning: Tuning | None = None
 
 
 def generator(device: torch.device, seed: int) -> torch.Generator | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
-from ridgeline.kernels.base.case import Cuts
+from ridgeline.kernels.base.case import Cuts, Tuning, as_cases
 from ridgeline.kernels.base.routing import UNGATED
+from ridgeline.kernels.base.tuned import Shape
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
 from ridgeline.kernels.gemm.experts import hopper, hopper_plans, hopper_rows, triton
-from ridgeline.kernels.gemm.experts.cases import DownCase, ExpertsCase, GateUpCase
+from ridgeline.kernels.gemm.experts.cases import GPT_OSS_MXFP4, QWEN3, DownCase, ExpertsCase, GateUpCase
 from ridgeline.kernels.gemm.experts.choose import (
     Rows,
     SharedRows,
@@ -25,6 +29,7 @@ from ridgeline.kernels.gemm.experts.choose import (
 from ridgeline.kernels.gemm.experts.hopper_plans import Stream, choose_mxfp8, coded, stream
 from ridgeline.kernels.gemm.experts.matrices import Matrices, arranged, shape_of
 from ridgeline.kernels.gemm.plain.choose import power_of_two
+from ridgeline.kernels.gemm.plain.predict import H200, IN_FLIGHT, LAP, START
 
 HopperTiles = hopper_plans.Tiles
 NARROWEST = 128  # inputs and outputs, at least: what the kernels for Hopper are written for
@@ -148,7 +153,65 @@ def _arranged(weight: Matrices, dtype: Any, parts: int) -> Matrices:
     return weight
 
 
+def cost(case: ExpertsCase, cut: Any) -> float:
+    """Return the seconds of a cut for Hopper by a model, without combining pairs."""
+    gated = isinstance(case, GateUpCase)
+    parts, (inputs, outputs) = (2, (case.width, case.inner)) if gated else (1, (case.inner, case.width))
+    pairs, reached, size = case.tokens * case.used, max(1.0, case.reached), case.weight_itemsize(2)
+    each = pairs / reached  # pairs of an expert that has some
+    rate = H200.matrix * (2 if case.format is not None and size >= 1 else 1)
+    if isinstance(cut, HopperTiles):
+        tiles = reached * math.ceil(each / 128) * math.ceil(outputs * parts / cut.rows)
+        laps = math.ceil(tiles / H200.processors)
+        return 2 * START + laps * 2 * 128 * cut.rows * inputs / (0.8 * rate / H200.processors)
+    columns = cut.narrow if each <= cut.narrow / 1.5 else cut.tokens
+    tiles = reached * math.ceil(each / cut.tokens) * math.ceil(outputs / cut.rows)
+    flight = min(1.0, cut.stages * cut.resident * cut.rows * parts * cut.block * size / IN_FLIGHT)
+    read = reached * outputs * parts * inputs * size / (H200.memory * flight)
+    gathered = tiles * inputs * columns * 2 / H200.cache
+    codes = 2.5 if size < 1 and not cut.apart else 1.0  # numbers are made of codes
+    multiplied = codes * tiles * 2 * cut.rows * parts * max(columns, 16) * inputs / (0.7 * rate)
+    ends = tiles / (H200.processors * cut.resident) * LAP
+    return START + max(read, multiplied) + gathered + ends
+
+
+def shape(case: ExpertsCase) -> Shape:
+    """Return the class of a case, for `hopper._plan`."""
+    gated = isinstance(case, GateUpCase)
+    inputs, outputs = (case.width, case.inner) if gated else (case.inner, case.width)
+    return hopper_plans.class_of(_form(case), case.tokens * case.used, case.experts, inputs, outputs, gated=gated)
+
+
+def _form(case: ExpertsCase) -> str:
+    if isinstance(case.format, Fp8Format):
+        return "fp8 blocks" if case.format.block else "fp8"
+    if isinstance(case.format, CodedFormat):
+        return "mxfp8" if case.format == MXFP8 else case.format.values
+    return ""
+
+
+def _tuning(kind: type[Any]) -> Tuning:
+    cases = [replace(model, tokens=tokens) for model in (QWEN3, GPT_OSS_MXFP4, GRANITE) for tokens in TUNED_TOKENS]
+    cases += [replace(QWEN3, tokens=tokens, format=Fp8Format(activations="block", block=True)) for tokens in (8, 64)]
+
+    def drawn(random: Random) -> Any:
+        """Return experts of shapes between those of small mixtures."""
+        used = random.choice((2, 4, 6, 8))
+        case = ExpertsCase(
+            random.randint(8, 512), 128 * random.randint(8, 32), 128 * random.randint(4, 16),
+            experts=random.choice((16, 32, 64, 128)), used=used,
+        )  # fmt: skip
+        return as_cases(kind, [case])[0]
+
+    return Tuning(as_cases(kind, cases), shape, drawn, (Stream, HopperTiles))
+
+
+TUNED_TOKENS = (8, 16, 64, 256)
+GRANITE = ExpertsCase(1, 1536, 512, experts=40, used=8)
 OP_CUTS = {
-    name: Cuts(candidates, partial(with_cut, name), interpreted=(Rows, Tiles), prepared=prepared)
-    for name in ("grouped_gate_up", "grouped_down")
-}
+    name: Cuts(
+        candidates, partial(with_cut, name), interpreted=(Rows, Tiles), prepared=prepared, cost=cost,
+        tuning=_tuning(kind),
+    )
+    for name, kind in (("grouped_gate_up", GateUpCase), ("grouped_down", DownCase))
+}  # fmt: skip

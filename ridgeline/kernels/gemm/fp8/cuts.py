@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.base.case import Cuts
+from ridgeline.kernels.base.case import Cuts, Tuning
+from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.fp8 import choose, library
+from ridgeline.kernels.gemm.fp8.cases import Fp8Case, Fp8NormCase
 from ridgeline.kernels.gemm.fp8.choose import Tiles
 from ridgeline.kernels.gemm.fp8.eight import Eight
 from ridgeline.kernels.gemm.fp8.op import Fp8
@@ -18,19 +22,14 @@ from ridgeline.kernels.gemm.fp8.products import rounded_linear
 from ridgeline.kernels.gemm.fp8.rounding import round_rows
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.cases import ProductCase
-from ridgeline.kernels.gemm.plain.choose import RING, Stream, power_of_two
+from ridgeline.kernels.gemm.plain.choose import RING, Library, Stream, power_of_two
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.predict import H200, Product, stream_seconds
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 
+TILES_START, LIBRARY_START = 3.0e-6, 4.0e-6  # seconds of a launch
 PROCESSORS = 132  # of an H200, for whose numbers of tiles these are worth a try
-
-
-@dataclass(frozen=True)
-class Library:
-    """torch's own product of the same numbers."""
-
-    scaled: bool = True
 
 
 Plan = Stream | Tiles | Library
@@ -118,7 +117,58 @@ def with_cut(function: Callable[..., Any], cut: Plan) -> Callable[..., Any]:
     return partial(function, cut=cut)
 
 
+def product_of(case: ProductCase) -> Product:
+    return Product(case.tokens, case.in_width, case.out_width // (2 if case.gated else 1), case.gated, 1)
+
+
+def cost(case: ProductCase, cut: Plan) -> float:
+    """Return the seconds of a cut by the model, without the rounding of activations, which all of them need."""
+    of = product_of(case)
+    if isinstance(cut, Stream):
+        return stream_seconds(cut, of)
+    if isinstance(cut, Tiles):
+        rows, columns = (128 if cut.promote else 256) // of.parts, cut.tokens
+        laps = -(-(-(-of.outputs // rows) * -(-of.tokens // columns)) // H200.processors)
+        return TILES_START + laps * 2 * rows * of.parts * columns * of.inputs / (1.6 * H200.matrix / H200.processors)
+    return LIBRARY_START + max(of.weight / H200.memory / 0.8, 2 * of.tokens * of.weight / (1.4 * H200.matrix))
+
+
+def shape(case: ProductCase) -> Shape:
+    """Return the class of a case, for `products._chosen`."""
+    blocked, fed = bool(getattr(case.format, "block", False)), case.form == "fed"  # type: ignore[attr-defined]
+    return choose.class_of(product_of(case), blocked=blocked, between=fed and (not blocked or case.gated))
+
+
+TUNED_TOKENS = (1, 8, 16, 32, 64, 128, 256)
+WIDTHS, GATED = ((2048, 2048), (4096, 4096), (14_336, 4096), (8192, 1024)), ((2048, 8192), (4096, 14_336))
+FORMATS = (Fp8Format(), Fp8Format(activations="block", block=True))
+
+
+def drawn(random: Random) -> Fp8Case:
+    """Return a product of shapes between those of small models."""
+    sizes = 128 * random.randint(6, 112), 128 * random.randint(6, 112)
+    return Fp8Case(random.randint(1, 256), *sizes, random.choice(FORMATS))
+
+
+def drawn_gated(random: Random) -> Fp8NormCase:
+    """Return one with a norm before and a gate behind."""
+    of = drawn(random)
+    return Fp8NormCase(of.tokens, of.in_width, 2 * of.out_width, of.format, gate="silu")
+
+
 OP_CUTS = {
-    "fp8_linear": Cuts(candidates, partial(with_cut, _linear)),
-    "fp8_norm_linear": Cuts(candidates, partial(with_cut, _norm_linear)),
-}
+    "fp8_linear": Cuts(
+        candidates, partial(with_cut, _linear), cost=cost,
+        tuning=Tuning(
+            [Fp8Case(t, i, o, how) for i, o in WIDTHS for how in FORMATS for t in TUNED_TOKENS],
+            shape, drawn, (Stream, Tiles),
+        ),
+    ),
+    "fp8_norm_linear": Cuts(
+        candidates, partial(with_cut, _norm_linear), cost=cost,
+        tuning=Tuning(
+            [Fp8NormCase(t, i, 2 * o, how, gate="silu") for i, o in GATED for how in FORMATS for t in TUNED_TOKENS],
+            shape, drawn_gated, (Stream, Tiles),
+        ),
+    ),
+}  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
+from ridgeline.kernels.base.tuned import Gpu, tuned
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8 import library
 from ridgeline.kernels.gemm.fp8.choose import (
@@ -22,6 +23,7 @@ from ridgeline.kernels.gemm.fp8.choose import (
     Tiles,
     choose_hopper,
     choose_tile,
+    class_of,
     library_wins,
     rounded_before,
 )
@@ -30,6 +32,7 @@ from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
 from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
 from ridgeline.kernels.gemm.plain.choose import Stream
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, in_three
+from ridgeline.kernels.gemm.plain.predict import Product
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -83,14 +86,11 @@ def rounded_linear(
     if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
         return _in_buffer(gated_activation(rounded_linear(x, weight, bias_O, None), gate), buffer)
     if plan is None:
-        shape, gated = (tokens, inputs), gate is not None
-        if not x.grouped and library.has(weight, x.dtype) and library_wins(*shape, gated=gated):
-            return _in_buffer(library.product(x, weight, bias_O), buffer)
-        processors = num_multiprocessors(device)
+        gated = gate is not None
         between = buffer is not None or (x.grouped and not weight.blocked)
-        plan = choose_hopper(
-            *shape, outputs, gated=gated, processors=processors, blocked=weight.blocked, between=between
-        )  # fmt: skip
+        if not x.grouped and library.has(weight, x.dtype) and library_wins(tokens, inputs, gated=gated):
+            return _in_buffer(library.product(x, weight, bias_O), buffer)
+        plan = _chosen(Product(tokens, inputs, outputs, gated, 1), weight, device, between=between)
     from ridgeline.kernels.gemm.fp8 import hopper  # Gluon, which is imported only where it runs
 
     if isinstance(plan, Tiles):
@@ -98,6 +98,18 @@ def rounded_linear(
     if plan.rows == BLOCK and outputs % BLOCK == 0:
         return hopper.launch_stream(plan, x, weight, bias_O, gate, buffer)
     return _in_buffer(hopper.launch_stream(plan, x, weight, bias_O, gate), buffer)
+
+
+def _chosen(of: Product, weight: Eight, device: torch.device, *, between: bool) -> Stream | Tiles:
+    """Return the cut that was the fastest on this kind of GPU, or else the one that the rule gives."""
+    gpu = Gpu(compute_capability(device), num_multiprocessors(device))
+    shape = class_of(of, blocked=weight.blocked, between=between)
+    name = "fp8_norm_linear" if of.gated else "fp8_linear"
+    plan = tuned(name, shape, gpu, Stream, Tiles) if weight.number_OI.dtype == torch.float8_e4m3fn else None
+    return plan or choose_hopper(
+        of.tokens, of.inputs, of.outputs, gated=of.gated, processors=gpu.processors, blocked=weight.blocked,
+        between=between,
+    )  # fmt: skip
 
 
 def takes_rounded(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
@@ -112,10 +124,7 @@ def rounds_gated(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
     if not tokens or not _on_matrix_units(weight, dtype):
         return False
     outputs, inputs = len(weight.number_OI) // 2, weight.number_OI.shape[1]
-    processors = num_multiprocessors(weight.number_OI.device)
-    plan = choose_hopper(
-        tokens, inputs, outputs, gated=True, processors=processors, blocked=weight.blocked, between=True
-    )  # fmt: skip
+    plan = _chosen(Product(tokens, inputs, outputs, True, 1), weight, weight.number_OI.device, between=True)
     return isinstance(plan, Stream) and plan.rows == BLOCK and outputs % BLOCK == 0
 
 

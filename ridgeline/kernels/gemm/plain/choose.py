@@ -77,6 +77,11 @@ class Stream:
         return -(-outputs // self.rows) * -(-tokens // self.tokens) * self.split
 
 
+@dataclass(frozen=True)
+class Library:
+    """The product of the vendor's library."""
+
+
 TILES_TOKENS = 32  # with more tokens tiles without TMA tie with cuBLAS or lose (docs/log.md)
 STREAM_TOKENS = 256  # with more tokens kernels of our own were not reliably faster than the library's (docs/log.md)
 RING = 217_000  # bytes of shared memory for the stages of a ring; barriers and turned tiles need a few thousand more

@@ -26,10 +26,12 @@ from ridgeline.kernels.base.launch import (
     num_multiprocessors,
     shared_memory,
 )
+from ridgeline.kernels.base.tuned import Gpu, tuned
 from ridgeline.kernels.gemm.lora.triton import lora
 from ridgeline.kernels.gemm.plain import beside, torch_ops
-from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
+from ridgeline.kernels.gemm.plain.choose import STREAM_TOKENS, Library, RowsPlan, Stream, Tiles, choose
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.predict import Product, class_of
 from ridgeline.kernels.gemm.plain.rows import NO_ADAPTERS, laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
 from ridgeline.kernels.small.activation.triton import gated_activation
@@ -41,13 +43,18 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Compute `op.linear`."""
     plan = _plan(x_TI, weight_OI)
-    if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
-        if x_TI.is_meta:  # torch would take seconds to import what finds the shape of a product with a bias
-            return x_TI.new_empty(*x_TI.shape[:-1], len(weight_OI))
-        return F.linear(x_TI, weight_OI, bias_O)
+    if plan is None or isinstance(plan, Library) or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
+        return by_library(x_TI, weight_OI, bias_O)
     if isinstance(plan, RowsPlan):
         return launch_rows(plan, Operand(x_TI), weight_OI, Epilogue(bias_O))[0]
     return _launch(plan, x_TI, weight_OI, bias_O, None)
+
+
+def by_library(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Return `op.linear` by torch's own product."""
+    if x_TI.is_meta:  # torch would take seconds to import what finds the shape of a product with a bias
+        return x_TI.new_empty(*x_TI.shape[:-1], len(weight_OI))
+    return F.linear(x_TI, weight_OI, bias_O)
 
 
 def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
@@ -68,9 +75,9 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
         return _beside(plan, x, weight, epilogue)
     if x.norm_weight_I is not None:
         n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
-    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI) and adapters is None:
+    if isinstance(plan, Tiles | Stream) and _packed(n_TI) and adapters is None:
         return _launch(plan, n_TI, weight, bias_O, gate), s_TI
-    y_TO = linear(n_TI, weight, bias_O)
+    y_TO = (by_library if isinstance(plan, Library) else linear)(n_TI, weight, bias_O)
     if adapters is not None:
         lora(y_TO, n_TI, *adapters)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
@@ -78,12 +85,18 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
 
 def _plan(
     x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False, adapters: bool = False
-) -> RowsPlan | Tiles | Stream | None:
+) -> RowsPlan | Tiles | Stream | Library | None:
     (outputs, inputs), device = weight_OI.shape, x_TI.device
-    outputs = outputs // 2 if gated else outputs
+    of = Product(len(x_TI), inputs, outputs // 2 if gated else outputs, gated, x_TI.itemsize)
+    hopper = _hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0
+    if hopper and not adapters and len(x_TI) <= STREAM_TOKENS and of.itemsize == 2:
+        name = "norm_linear" if norm or gated else "linear"
+        known = tuned(name, class_of(of, norm=norm), Gpu((9, 0), hopper), RowsPlan, Stream, Library)
+        if known is not None:
+            return known
     return choose(
-        len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
-        hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0, adapters=adapters,
+        len(x_TI), inputs, of.outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
+        hopper=hopper, adapters=adapters,
     )  # fmt: skip
 
 

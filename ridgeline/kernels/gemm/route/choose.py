@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.kernels.base.tuned import Shape
+
 FEW_TOKENS = 128  # beyond, three launches are faster than few.py on the vector units
 MATRIX_TOKENS = range(0)  # for which few.py is faster on the matrix units
 MATRIX_BLOCK = 4096  # the longest row that 16 warps hold beside those of 16 experts
@@ -61,6 +63,11 @@ class Many:
     def spread(self) -> bool:
         """True if a warp does not get whole rows of the product, since there is less than its 16 rows for each."""
         return self.tokens < 16 * self.warps
+
+
+def class_of(tokens: int, width: int, experts: int) -> Shape:
+    """Return the class of shapes for which one cut is kept."""
+    return Shape("", (power_of_two(tokens), width, experts))
 
 
 def choose(tokens: int, width: int, experts: int, *, fixed: bool = False, itemsize: int = 2) -> Few | Many:

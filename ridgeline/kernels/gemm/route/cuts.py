@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
-from ridgeline.kernels.base.case import Cuts
+from ridgeline.kernels.base.case import Cuts, Tuning
+from ridgeline.kernels.base.routing import RoutingSpec
+from ridgeline.kernels.base.tuned import Shape
 from ridgeline.kernels.gemm.route.cases import RouteCase
-from ridgeline.kernels.gemm.route.choose import MATRIX_BLOCK, MOST_TOKENS, Few, Many, choose, power_of_two
+from ridgeline.kernels.gemm.route.choose import MATRIX_BLOCK, MOST_TOKENS, Few, Many, choose, class_of, power_of_two
 from ridgeline.kernels.gemm.route.triton import route
 
+PROCESSORS = 132  # of an H200
 FEW_PROGRAMS = range(32, 1057)  # of few.py that a GPU of some 132 multiprocessors starts at once
 SHARED = 227_000  # bytes of shared memory that a program on Hopper takes
 SEVERAL = 8  # tokens up to which a tile of the matrix units is mostly empty
@@ -59,4 +64,38 @@ def with_cut(cut: Few | Many) -> Callable[..., Any]:
     return partial(route, plan=cut)
 
 
-OP_CUTS = {"route": Cuts(candidates, with_cut, interpreted=(Few, Many))}
+def cost(case: RouteCase, cut: Few | Many) -> float:
+    """Return a rank of a cut: those of about as many programs as multiprocessors come first, and of these the ones that
+    read x and the router's rows the least often."""
+    tokens, experts = case.tokens, case.how.experts
+    if isinstance(cut, Many):
+        laps = math.ceil(math.ceil(tokens / cut.tokens) / PROCESSORS)
+        return 7e-6 + laps * (2e-6 + case.width * (cut.tokens + experts) / 5e10) - 1e-8 * cut.stages
+    columns, rows = -(-tokens // cut.each), -(-experts // cut.rows)
+    programs = columns * rows
+    read = programs * case.width * 2 * (cut.rows + cut.each) / 6e12
+    chosen = 0.3e-6 * max(1.0, cut.group / cut.warps) * experts / 128
+    return 3e-6 + read + chosen + 0.6e-6 * max(0.0, programs / PROCESSORS - 1) + 0.4e-6 * max(0.0, 1 - programs / 100)
+
+
+def shape(case: RouteCase) -> Shape:
+    """Return the class of a case, for `triton._tuned`."""
+    return class_of(case.tokens, case.width, case.how.experts)
+
+
+def drawn(random: Random) -> RouteCase:
+    """Return the routing of a small mixture."""
+    how = RoutingSpec(experts=random.choice((16, 32, 64, 128)), top_k=random.choice((2, 4, 8)), renormalize=True)
+    return RouteCase(random.randint(1, 300), 128 * random.randint(8, 48), how, exact=True)
+
+
+MIXTURES = ((2048, 128, 8), (2880, 32, 4), (1536, 40, 8))
+CLASSES = [
+    RouteCase(tokens, width, RoutingSpec(experts=experts, top_k=used, renormalize=True), exact=True)
+    for width, experts, used in MIXTURES for tokens in (1, 8, 32, 64, 256)
+]  # fmt: skip
+OP_CUTS = {
+    "route": Cuts(
+        candidates, with_cut, interpreted=(Few, Many), cost=cost, tuning=Tuning(CLASSES, shape, drawn, (Few, Many))
+    )
+}

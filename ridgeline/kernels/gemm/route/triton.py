@@ -17,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.base.counters import ROUTE_BITS, ROUTE_COUNTERS, meeting
-from ridgeline.kernels.base.launch import INTERPRETED, launch_options
+from ridgeline.kernels.base.launch import INTERPRETED, compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.routing import RoutingSpec
+from ridgeline.kernels.base.tuned import Gpu, tuned
 from ridgeline.kernels.gemm.route import torch_ops
-from ridgeline.kernels.gemm.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose
+from ridgeline.kernels.gemm.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose, class_of
 from ridgeline.kernels.gemm.route.few import few_kernel
 from ridgeline.kernels.gemm.route.many import chunk, order_kernel, scored_kernel
 from ridgeline.kernels.gemm.route.op import Router, Routes
@@ -49,6 +50,7 @@ def route(
     learned = (x_TM, residual_TM, norm_weight_M, *router[:-1])
     if not tokens or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned)):
         return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E)
+    plan = plan or _tuned(x_TM, how.experts, fixed=fixed)
     plan = plan or choose(tokens, width, how.experts, fixed=fixed, itemsize=x_TM.itemsize)
     routes = _empty(tokens, how, device)
     if isinstance(plan, Many):
@@ -60,6 +62,16 @@ def route(
     n_TM = s_TM if norm_weight_M is None else torch.empty(tokens, width, dtype=x_TM.dtype, device=device)
     launch_few(plan, x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E, n_TM, s_TM, routes)
     return n_TM, s_TM, routes
+
+
+def _tuned(x_TM: Tensor, experts: int, *, fixed: bool) -> Few | Many | None:
+    """Return the cut that was the fastest on this kind of GPU, if one is known."""
+    if fixed or x_TM.itemsize != 2:
+        return None
+    gpu = Gpu(compute_capability(x_TM.device), num_multiprocessors(x_TM.device))
+    tokens, width = x_TM.shape
+    found: Few | Many | None = tuned("route", class_of(tokens, width, experts), gpu, Few, Many)
+    return found
 
 
 batch_invariant = partial(route, fixed=True)

@@ -1,0 +1,141 @@
+"""Cuts of kernels that were the fastest on a GPU, by the class of shapes. This module does not import torch.
+
+`ridgeline kernels tune` finds them. A file for each kind of GPU ships in `kernels/tuned/`, and a user's own file in the
+cache goes before it. A line of a file is the cut of one op for one class of shapes:
+
+    {"op": "linear", "form": "", "sizes": [8, 4096, 6144], "cut": {"kind": "Stream", "rows": 64, …}, "us": 13.1, …}
+
+"cut": null says that nothing was faster than what the op's own rule chooses. The rule also decides where a GPU or a
+class of shapes is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ridgeline.kernels.base.errors import InvalidConfig
+from ridgeline.kernels.base.user_cache import user_cache
+
+SHIPPED = Path(__file__).parents[1] / "tuned"
+_IGNORED: list[bool] = []
+
+
+class Shape(NamedTuple):
+    """The class of shapes for which one cut is kept.
+
+    form: what is no number: the format of a weight, a gate.
+    sizes: tokens, widths, and other numbers.
+    """
+
+    form: str
+    sizes: tuple[int, ...]
+
+
+class Gpu(NamedTuple):
+    """The kind of a GPU, as far as cuts depend on it. processors: its multiprocessors."""
+
+    capability: tuple[int, int]
+    processors: int
+
+    @property
+    def name(self) -> str:
+        """The name of its files: "sm_90x132" for an H100 or H200."""
+        return f"sm_{self.capability[0]}{self.capability[1]}x{self.processors}"
+
+
+def tuned(op: str, shape: Shape, gpu: Gpu, *kinds: type) -> Any:
+    """Return the cut that was the fastest, of one of the kinds (dataclasses or named tuples), or None: the op's rule
+    decides.
+
+    Raises InvalidConfig if a user's own file is no tuned file, or one of another version.
+    """
+    kept = _table(gpu).get((op, shape))
+    return None if kept is None else _built(op, kept, kinds)
+
+
+def path_of(gpu: Gpu) -> Path:
+    """Return the path of a user's own file for a kind of GPU, which need not exist."""
+    return user_cache() / "tuned" / f"{gpu.name}.jsonl"
+
+
+def files(gpu: Gpu) -> Iterator[Path]:
+    """Yield the files for a kind of GPU that exist, those that count less first."""
+    try:
+        own = path_of(gpu)
+    except RuntimeError:  # the user has no home
+        own = None
+    yield from (path for path in (SHIPPED / f"{gpu.name}.jsonl", own) if path is not None and path.is_file())
+
+
+def described(cut: Any) -> Mapping[str, Any] | None:
+    """Return a cut as a line of a file has it."""
+    if cut is None:
+        return None
+    values: Mapping[str, Any] = cut._asdict() if hasattr(cut, "_asdict") else asdict(cut)
+    return {"kind": type(cut).__name__, **values}
+
+
+def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Put lines into a file, in place of those of the same op and class of shapes. Others stay."""
+    kept = {_key(line): line for line in _lines(path)} if path.is_file() else {}
+    kept |= {_key(line): line for line in lines}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(kept[key], ensure_ascii=False) + "\n" for key in sorted(kept))
+    beside = path.with_suffix(".new")  # so that nobody reads half a file
+    beside.write_text(text)
+    beside.replace(path)
+    forget()
+
+
+def forget() -> None:
+    """Read the files again at the next call."""
+    _table.cache_clear()
+
+
+def ignore() -> None:
+    """Let the ops' own rules decide in this process, as if there were no file."""
+    _IGNORED.append(True)
+    forget()
+
+
+@cache
+def _table(gpu: Gpu) -> Mapping[tuple[str, Shape], str]:
+    """Return the cuts of a kind of GPU as JSON; "null" where the rule was the best."""
+    if _IGNORED:
+        return {}
+    return {_key(line): json.dumps(line["cut"]) for path in files(gpu) for line in _lines(path)}
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        for line in lines:
+            _ = _key(line), line["cut"]
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise InvalidConfig(f"{path} is no file of tuned cuts ({error}); delete it, and tune again.") from error
+    return lines
+
+
+def _key(line: Mapping[str, Any]) -> tuple[str, Shape]:
+    return str(line["op"]), Shape(str(line["form"]), tuple(int(size) for size in line["sizes"]))
+
+
+def _built(op: str, kept: str, kinds: tuple[type, ...]) -> Any:
+    try:
+        return _built_once(kept, kinds)
+    except (KeyError, TypeError) as error:
+        raise InvalidConfig(f"a tuned cut of {op} is {kept}, which this version does not know; tune again.") from error
+
+
+@cache
+def _built_once(kept: str, kinds: tuple[type, ...]) -> Any:
+    given = json.loads(kept)
+    if given is None:
+        return None
+    kind = given.pop("kind")
+    return {each.__name__: each for each in kinds}[kind](**given)
