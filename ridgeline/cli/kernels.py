@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 MOST = 12  # instructions that are counted in a table
 
-app = typer.Typer(help="Look at kernels: machine code, occupancy, fragments. No GPU is needed.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check, time and tune kernels on a GPU; look at machine code, occupancy and fragments without one.",
+    no_args_is_help=True,
+)
+Processes = Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 32.")]
+Lines = Annotated[Path | None, typer.Option("--json", help="Result lines are appended to this file.")]
+Commit = Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
@@ -44,12 +50,13 @@ class TuneFlags:
     """The effort of tuning."""
 
     case: Annotated[str, typer.Option(help="A part of the labels of cases.")] = ""
+    pairs: Annotated[int, typer.Option(min=0, help="Only so many pairs, drawn by the seed; 0: all.")] = 0
     measured: Annotated[int, typer.Option(min=1, help="Cuts of a pair that are measured, the best by the model.")] = 8
     drawn: Annotated[int, typer.Option(min=0, help="Cuts that are measured besides, drawn by the seed.")] = 0
     seed: Annotated[int, typer.Option(help="Of what is drawn, and of the order of timings.")] = 0
     pair_seconds: Annotated[float, typer.Option(min=0.1, help="Of one pair, without compiling.")] = 15.0
     seconds: Annotated[float, typer.Option(min=0, help="Of all, compiling included; 0: no limit.")] = 0.0
-    processes: Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 16.")] = 0
+    processes: Processes = 0
     compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile the cuts; no GPU is needed.")] = False
 
     def options(self) -> TuneOptions:
@@ -60,8 +67,7 @@ class TuneFlags:
             measured=self.measured, drawn=self.drawn, seed=self.seed, seconds=self.pair_seconds,
             repeats=SETTINGS.repeats,
         )  # fmt: skip
-        processes = self.processes or min(16, os.cpu_count() or 1)
-        return TuneOptions(settings=settings, seconds=self.seconds, processes=processes)
+        return TuneOptions(settings=settings, seconds=self.seconds, processes=_number(self.processes), pairs=self.pairs)
 
 
 @app.command("list")
@@ -162,6 +168,43 @@ def inspect(
 
 
 @app.command()
+def check(
+    ops: Annotated[str, typer.Argument(help="A part of ops' names; all when none is given.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu, where Triton's kernels are interpreted.")] = "auto",
+    cuts: Annotated[bool, typer.Option("--cuts", help="Every cut that a sweep tries as well, on a GPU.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Of all, compiling included; 0: no limit.")] = 0.0,
+    processes: Processes = 0,
+    json_lines: Lines = None,
+    commit: Commit = "",
+) -> None:
+    """Check every implementation of every op against its plain reference. Exit code 1 if one is wrong or not run."""
+    where = _device(device)
+    if where == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    from ridgeline_bench.sweep.check import CheckOptions
+    from ridgeline_bench.sweep.tools import run_check
+
+    options = CheckOptions(ops=ops, cuts=cuts, seconds=seconds, processes=_number(processes))
+    if not run_check(options, where, json_lines, commit):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    op: Annotated[str, typer.Argument(help="An op.")],
+    case: Annotated[str, typer.Option(help="A part of the labels of cases.")] = "",
+    seconds: Annotated[float, typer.Option(min=0, help="Of all; 0: no limit.")] = 0.0,
+    json_lines: Lines = None,
+    commit: Commit = "",
+) -> None:
+    """Time an op by classes of shapes on this GPU, beside the limit of the machine and the library."""
+    from ridgeline_bench.sweep.tools import run_bench
+
+    if not run_bench(op, case, seconds, json_lines, commit):
+        raise typer.Exit(1)
+
+
+@app.command()
 @with_records
 def tune(
     ops: Annotated[list[str] | None, typer.Argument(help="Ops; all that can be tuned when none is given.")] = None,
@@ -170,10 +213,8 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="The file of tuned cuts; your own one in the cache when none is given.")
     ] = None,
-    json_lines: Annotated[
-        Path | None, typer.Option("--json", help="A line for each pair, with all that was tried, is appended.")
-    ] = None,
-    commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
+    json_lines: Lines = None,
+    commit: Commit = "",
 ) -> None:
     """Find the fastest cut of each op and class of shapes on this GPU, and keep it for the kernels to use."""
     from ridgeline_bench.sweep.tuning import Kept, run
@@ -181,6 +222,20 @@ def tune(
     effort_of = effort.options()
     if not run(tuple(ops or ()), effort.case, effort_of, Kept(out, json_lines, commit), effort.compile_only):
         raise typer.Exit(1)
+
+
+def _device(name: str) -> str:
+    if name not in ("auto", "cuda", "cpu"):
+        raise InvalidConfig(f"unknown device {name!r}; use auto, cuda or cpu.")
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _number(processes: int) -> int:
+    return processes or min(32, os.cpu_count() or 1)
 
 
 def _kernels(name: str) -> list[AotKernel]:

@@ -16,6 +16,7 @@ from ridgeline_bench.sweep.of_op import OpSweep, tokens_of
 from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.sweep import Job
 
+DEVICE = "cuda"
 TIMED = 2e-3  # seconds of the launches of one timing, at least
 
 
@@ -82,7 +83,7 @@ def found(pair: Pair, settings: SearchSettings, extra: tuple[Any, ...] = ()) -> 
     """Search the fastest cut of a pair on this GPU, beside what the platform gets and the cuts in `extra`. Return the
     record and the seconds of the machine's limit."""
     with torch.inference_mode():
-        sweep = pair.sweep("cuda")
+        sweep = pair.sweep(DEVICE)
         own = pair.job(None)
         calls = sweep.arguments(own)
         limit = sweep.limit(own, calls)

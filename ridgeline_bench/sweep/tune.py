@@ -10,37 +10,32 @@ The record has a line for each pair, with every cut that was tried and why it lo
 from __future__ import annotations
 
 import json
-import pickle
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from hashlib import sha256
-from multiprocessing import get_context
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from ridgeline.kernels.base import tuned
-from ridgeline.kernels.base.aot import compiling_for
-from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors, settle_cache_keys
+from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
 from ridgeline.perf.search import SearchSettings, Timer
-from ridgeline_bench.sweep.pairs import Pair, search_of
-from ridgeline_bench.sweep.runs import one_child, target
+from ridgeline_bench.sweep.children import Compiled, answers, compiled
+from ridgeline_bench.sweep.pairs import Pair, found, search_of
 from ridgeline_bench.sweep.sweep import Job
 
-START, SILENCE = 60.0, 40.0  # seconds after which a child that has said nothing, at first and later, hangs
 SETTINGS = SearchSettings(seconds=15.0, repeats=6)
 Notes = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """The effort of a tuner. seconds: of all, compiling included; 0: no limit. processes: that compile.
+    """The effort of a tuner.
 
+    seconds: of all, compiling included; 0: no limit.
+    processes: that compile.
+    pairs: only so many, drawn by the seed; 0: all.
     extra: cuts that are measured in a pair besides.
     shipped: what runs without a cut reads the files of tuned cuts; else the ops' own rules decide.
     """
@@ -48,6 +43,7 @@ class TuneOptions:
     settings: SearchSettings = SETTINGS
     seconds: float = 0.0
     processes: int = 1
+    pairs: int = 0
     extra: tuple[tuple[Pair, Any], ...] = ()
     shipped: bool = False
 
@@ -91,38 +87,34 @@ class Tuned:
 def tune(pairs: Sequence[Pair], options: TuneOptions, note: Notes = print) -> Iterator[Tuned]:
     """Tune all pairs on this GPU, and yield an answer for each as it is known. note: is told what happens meanwhile."""
     until = time.monotonic() + (options.seconds or float("inf"))
-    started = time.monotonic()
-    kernels, failures = compile_cuts(pairs, options)
-    for failure in failures:
+    done = compile_cuts(pairs, options)
+    for failure in done.failures:
         note(failure)
-    note(f"{kernels} kernels of {len(pairs)} pairs compiled in {time.monotonic() - started:.0f} s")
-    pending = dict(enumerate(pairs))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "pending"
-        while pending and time.monotonic() < until:
-            path.write_bytes(pickle.dumps((pending, options)))
-            command = [sys.executable, "-W", "ignore", "-m", "ridgeline_bench.sweep.tune_child", str(path)]
-            for answer in one_child(command, len(pending), until, START, SILENCE):
-                number = answer.get("number", next(iter(pending), None))
-                if number in pending:
-                    given = {name: answer[name] for name in ("took", "limit_us", "failed") if name in answer}
-                    yield Tuned(pending.pop(number), trials=tuple(answer.get("trials", ())), **given)
+    note(f"{done.kernels} kernels of {len(pairs)} pairs compiled in {done.seconds:.0f} s")
+    for pair, answer in answers(pairs, partial(answered, options), until):
+        given = {name: answer[name] for name in ("took", "limit_us", "failed") if name in answer}
+        yield Tuned(pair, trials=tuple(answer.get("trials", ())), **given)
 
 
-def compile_cuts(pairs: Sequence[Pair], options: TuneOptions) -> tuple[int, list[str]]:
-    """Compile what the pairs' searches will measure, each kernel once. Return how many were new, and what failed: such
-    a cut fails again where it is measured, and is left out there."""
-    arch, processors = target()
-    jobs = [(pair, job) for pair in pairs for job in leading(pair, options)]
-    with tempfile.TemporaryDirectory() as claims, ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        share = max(1, len(jobs) // (8 * options.processes))
-        futures = [
-            pool.submit(_compile, jobs[i : i + share], arch, processors, Path(claims), options.shipped)
-            for i in range(0, len(jobs), share)
-        ]
-        done, _ = wait(futures)
-    found = [future.result() for future in done]
-    return sum(fresh for fresh, _ in found), [failure for _, failures in found for failure in failures]
+def answered(options: TuneOptions, pair: Pair) -> dict[str, Any]:
+    """Search the fastest cut of a pair, in a child, and return what `Tuned` holds."""
+    if not options.shipped:
+        tuned.ignore()
+    started = time.monotonic()
+    record, limit = found(pair, options.settings, options.extra_of(pair))
+    torch.cuda.empty_cache()
+    trials = [each for each in record.record(_described) if each["outcome"] != "untried"]
+    return {"took": time.monotonic() - started, "limit_us": 1e6 * limit, "trials": trials}
+
+
+def _described(job: Job) -> Any:
+    return tuned.described(job.cut)
+
+
+def compile_cuts(pairs: Sequence[Pair], options: TuneOptions) -> Compiled:
+    """Compile what the pairs' searches will measure."""
+    tasks = [(pair, job) for pair in pairs for job in leading(pair, options)]
+    return compiled(tasks, partial(_launch, options.shipped), options.processes)
 
 
 def leading(pair: Pair, options: TuneOptions) -> list[Job]:
@@ -135,29 +127,11 @@ def _never(job: Job) -> Timer:
     raise AssertionError
 
 
-def _compile(
-    jobs: list[tuple[Pair, Job]], arch: str, processors: int, claims: Path, shipped: bool
-) -> tuple[int, list[str]]:
-    """Compile the kernels of some jobs that no other process has claimed."""
-    settle_cache_keys()
+def _launch(shipped: bool, task: tuple[Pair, Job]) -> None:
     if not shipped:
         tuned.ignore()
-    failures = []
-
-    def claim(kernel: str) -> bool:
-        try:
-            (claims / sha256(kernel.encode()).hexdigest()).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    with compiling_for(arch, processors, claim) as done, torch.inference_mode():
-        for pair, job in jobs:
-            try:
-                pair.sweep("meta").compile(job)
-            except Exception as error:
-                failures.append(f"not compiled: {job}: {type(error).__name__}: {error}"[:300])
-    return len(done.fresh), failures
+    pair, job = task
+    pair.sweep("meta").compile(job)
 
 
 def gpu_here() -> tuned.Gpu:

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -37,15 +38,17 @@ def run(only: tuple[str, ...], case: str, options: TuneOptions, kept: Kept, comp
     if wrong := [name for name in only if name not in known]:
         raise InvalidConfig(f"op {wrong[0]!r} has no cuts that are tuned; known: {', '.join(known)}.")
     pairs = list(dealt(tuned_pairs(only, case)))
+    if options.pairs:
+        pairs = Random(options.settings.seed).sample(pairs, min(options.pairs, len(pairs)))
     if not pairs:
         raise InvalidConfig(f"no class of shapes has {case!r} in its label.")
     console, started = Console(), time.monotonic()
     if compile_only:
-        fresh, failures = compile_cuts(pairs, options)
-        for failure in failures:
+        done = compile_cuts(pairs, options)
+        for failure in done.failures:
             console.print(failure, markup=False, soft_wrap=True)
-        console.print(f"{fresh} kernels of {len(pairs)} pairs compiled in {time.monotonic() - started:.0f} s")
-        return not failures
+        console.print(f"{done.kernels} kernels of {len(pairs)} pairs compiled in {done.seconds:.0f} s")
+        return not done.failures
     if not torch.cuda.is_available():
         raise InvalidConfig("there is no GPU here to tune for; --compile-only needs none.")
     base = machine_facts(kept.commit) | {"command": "ridgeline kernels tune", "settings": settings_of(options)}

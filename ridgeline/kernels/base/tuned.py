@@ -58,6 +58,11 @@ def tuned(op: str, shape: Shape, gpu: Gpu, *kinds: type) -> Any:
     return None if kept is None else _built(op, kept, kinds)
 
 
+def knows(op: str, shape: Shape, gpu: Gpu) -> bool:
+    """Return True if the files have a line for the class of shapes."""
+    return (op, shape) in _table(gpu)
+
+
 def path_of(gpu: Gpu) -> Path:
     """Return the path of a user's own file for a kind of GPU, which need not exist."""
     return user_cache() / "tuned" / f"{gpu.name}.jsonl"
@@ -99,8 +104,9 @@ def forget() -> None:
 
 def ignore() -> None:
     """Let the ops' own rules decide in this process, as if there were no file."""
-    _IGNORED.append(True)
-    forget()
+    if not _IGNORED:
+        _IGNORED.append(True)
+        forget()
 
 
 @cache
