@@ -26,6 +26,7 @@ from ridgeline.core.specs.model import LayerSpec, ModelSpec
 from ridgeline.core.timeline import now, process_start
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.recipe import FusionRecipe
+from ridgeline.kernels.base import tuned
 from ridgeline.kernels.base.aot import Compiled, compiling_for
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import HeldMatrix
@@ -87,7 +88,15 @@ class KernelSet:
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
         for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
+        for path in tuned.files(tuned.Gpu(_capability(self.arch), self.multiprocessors)):
+            digest.update(path.read_bytes())
         return f"ridgeline-{digest.hexdigest()[:32]}"
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    """Return (9, 0) for "sm_90", and (0, 0) for GPUs that are not NVIDIA's."""
+    major, minor = divmod(int(arch[3:]), 10) if arch.startswith("sm_") else (0, 0)
+    return major, minor
 
 
 def _debugging() -> list[tuple[str, str]]:

@@ -46,8 +46,8 @@ def run_check(options: CheckOptions, device: str, records: Path | None, commit: 
     largest = max((one.error for one in found), default=0.0)
     slowest = ", ".join(f"{op} {used:.0f}" for op, used in by_time[:5])
     console.print(
-        f"{len(found) - len(wrong)} of {ways} right, {len(wrong)} wrong, {ways - len(found)} not run, in {seconds:.0f} s"
-        f" on {device}; the largest error is {largest:.3f} of what is allowed. "
+        f"{len(found) - len(wrong)} of {ways} right, {len(wrong)} wrong, {ways - len(found)} not run, in "
+        f"{seconds:.0f} s on {device}; the largest error is {largest:.3f} of what is allowed. "
         f"Seconds with compiling: {slowest}.",
         soft_wrap=True,
     )

@@ -125,6 +125,7 @@ def double(task: int) -> dict[str, Any]:
     return {"twice": 2 * task}
 
 
+@pytest.mark.thorough
 def test_a_task_that_breaks_its_child_loses_nothing_but_itself() -> None:
     assert list(answers([1, 2, 3], double)) == [
         (1, {"twice": 2}),
