@@ -32,8 +32,8 @@ class Unfit(Exception):
     """A candidate that cannot run, or whose result is wrong. The message says why, for the record."""
 
 
-class Outcome(StrEnum):
-    """What became of a candidate."""
+class TrialOutcome(StrEnum):
+    """The fate of a candidate."""
 
     WON = "won"
     SLOWER = "slower"  # timed to the end, and not the fastest
@@ -82,8 +82,8 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
-class Trial(Generic[C]):
-    """What is known of one candidate.
+class SearchTrial(Generic[C]):
+    """All that is known of one candidate.
 
     predicted: its cost by the model. rank: its place by that, from 0. times: seconds of single runs.
     generation: 0 for those of the space, then 1, 2, … for neighbours.
@@ -93,7 +93,7 @@ class Trial(Generic[C]):
     predicted: float
     rank: int
     times: tuple[float, ...]
-    outcome: Outcome
+    outcome: TrialOutcome
     reason: str = ""
     generation: int = 0
 
@@ -107,15 +107,15 @@ class Trial(Generic[C]):
 class Found(Generic[C]):
     """The record of a search: all trials, the measured ones first, by their times. took: its seconds."""
 
-    trials: tuple[Trial[C], ...]
+    trials: tuple[SearchTrial[C], ...]
     took: float
 
     @property
-    def best(self) -> Trial[C] | None:
+    def best(self) -> SearchTrial[C] | None:
         """The trial that won; None if no candidate was fit and in time."""
-        return self.trials[0] if self.trials and self.trials[0].outcome is Outcome.WON else None
+        return self.trials[0] if self.trials and self.trials[0].outcome is TrialOutcome.WON else None
 
-    def of(self, candidate: C) -> Trial[C] | None:
+    def of(self, candidate: C) -> SearchTrial[C] | None:
         """Return the trial of a candidate, or None if it was none."""
         return next((trial for trial in self.trials if trial.candidate == candidate), None)
 
@@ -171,7 +171,7 @@ class Search(Generic[C]):
         always: candidates that are measured whatever the model says, such as the one in use. Against the first of them
             others must be faster by more than `settings.tie`.
         """
-        return _Run(self, self._ranked(candidates, always), self._most(always)).found()
+        return _SearchRun(self, self._ranked(candidates, always), self._most(always)).found()
 
     def _most(self, always: Sequence[C]) -> int:
         return max(self.settings.measured, len(set(always))) + self.settings.drawn
@@ -200,7 +200,7 @@ class _Entry(Generic[C]):
     generation: int = 0
     timer: Timer | None = None
     times: list[float] = field(default_factory=list)
-    outcome: Outcome = Outcome.UNTRIED
+    outcome: TrialOutcome = TrialOutcome.UNTRIED
     reason: str = ""
 
     @property
@@ -215,13 +215,13 @@ class _Entry(Generic[C]):
     def seconds(self) -> float:
         return median(self.times) if self.times else math.inf
 
-    def trial(self) -> Trial[C]:
-        return Trial(
+    def trial(self) -> SearchTrial[C]:
+        return SearchTrial(
             self.candidate, self.predicted, self.rank, tuple(self.times), self.outcome, self.reason, self.generation
         )
 
 
-class _Run(Generic[C]):
+class _SearchRun(Generic[C]):
     """One run of a search."""
 
     def __init__(self, search: Search[C], entries: list[_Entry[C]], most: int) -> None:
@@ -231,26 +231,28 @@ class _Run(Generic[C]):
     def found(self) -> Found[C]:
         for one in self._entries:
             if one.impossible:
-                one.outcome, one.reason = Outcome.UNFIT, "the model says that it cannot run"
-        self._measure([one for one in self._entries if one.outcome is Outcome.UNTRIED][: self._most])
+                one.outcome, one.reason = TrialOutcome.UNFIT, "the model says that it cannot run"
+        self._measure([one for one in self._entries if one.outcome is TrialOutcome.UNTRIED][: self._most])
         for generation in range(1, self._settings.generations + 1):
             if self._late() or not (born := self._born(generation)):
                 break
             self._measure(born)
         done = self._standing()
         for one in done:
-            one.outcome = Outcome.SLOWER
+            one.outcome = TrialOutcome.SLOWER
         if done:
-            self._winner(done).outcome = Outcome.WON
-        order = sorted(self._entries, key=lambda one: (one.outcome is not Outcome.WON, one.seconds, one.rank))
+            self._winner(done).outcome = TrialOutcome.WON
+        order = sorted(self._entries, key=lambda one: (one.outcome is not TrialOutcome.WON, one.seconds, one.rank))
         return Found(tuple(one.trial() for one in order), self._search.clock() - self._started)
 
     def _late(self) -> bool:
         return self._search.clock() - self._started >= self._settings.seconds
 
     def _standing(self) -> list[_Entry[C]]:
-        """Return what is timed, and neither unfit nor dropped."""
-        return [one for one in self._entries if one.times and one.outcome in (Outcome.UNTRIED, Outcome.SLOWER)]
+        """Return the entries that are timed, and neither unfit nor dropped."""
+        return [
+            one for one in self._entries if one.times and one.outcome in (TrialOutcome.UNTRIED, TrialOutcome.SLOWER)
+        ]
 
     def _winner(self, done: list[_Entry[C]]) -> _Entry[C]:
         """Return the fastest entry, or the first of all if that is hardly slower."""
@@ -278,28 +280,28 @@ class _Run(Generic[C]):
         self._search.together([one.candidate for one in chosen])
         for one in chosen:
             if self._late():
-                one.outcome = Outcome.LATE
+                one.outcome = TrialOutcome.LATE
                 continue
             try:
                 one.timer = self._search.prepare(one.candidate)
             except Unfit as error:
-                one.outcome, one.reason = Outcome.UNFIT, str(error)
+                one.outcome, one.reason = TrialOutcome.UNFIT, str(error)
         alive = [one for one in chosen if one.timer is not None]
         for turn in range(self._settings.repeats):
             self._time_once(alive)
             best = min((one.fastest for one in self._standing()), default=math.inf)
             if turn + 1 >= self._settings.first:
                 for one in alive:
-                    if one.times and one.outcome is Outcome.UNTRIED and one.fastest > self._settings.behind * best:
-                        one.outcome = Outcome.BEHIND
+                    if one.times and one.outcome is TrialOutcome.UNTRIED and one.fastest > self._settings.behind * best:
+                        one.outcome = TrialOutcome.BEHIND
                         one.reason = f"{one.fastest / best:.2f} times the fastest after {len(one.times)} timings"
-            alive = [one for one in alive if one.outcome is Outcome.UNTRIED]
+            alive = [one for one in alive if one.outcome is TrialOutcome.UNTRIED]
             if self._late() or (turn + 1 >= self._settings.first and len(self._standing()) <= 1):
                 break
         for one in chosen:
             one.timer = None  # it may hold a device's memory
-            if not one.times and one.outcome is Outcome.UNTRIED:
-                one.outcome = Outcome.LATE
+            if not one.times and one.outcome is TrialOutcome.UNTRIED:
+                one.outcome = TrialOutcome.LATE
 
     def _time_once(self, alive: list[_Entry[C]]) -> None:
         for one in self._random.sample(alive, len(alive)):
@@ -309,9 +311,9 @@ class _Run(Generic[C]):
             try:
                 seconds = one.timer()
             except Unfit as error:
-                one.outcome, one.reason, one.times = Outcome.UNFIT, str(error), []
+                one.outcome, one.reason, one.times = TrialOutcome.UNFIT, str(error), []
                 continue
             if not (math.isfinite(seconds) and seconds > 0):
-                one.outcome, one.reason, one.times = Outcome.UNFIT, f"its time was {seconds}", []
+                one.outcome, one.reason, one.times = TrialOutcome.UNFIT, f"its time was {seconds}", []
                 continue
             one.times.append(seconds)

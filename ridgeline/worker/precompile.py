@@ -88,7 +88,7 @@ class KernelSet:
         digest = hashlib.sha256(repr((self, triton.__version__, torch.__version__, _debugging())).encode())
         for path in sorted(path for package in SOURCES for path in (ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
-        for path in tuned.files(tuned.Gpu(_capability(self.arch), self.multiprocessors)):
+        for path in tuned.files(tuned.GpuKind(_capability(self.arch), self.multiprocessors)):
             digest.update(path.read_bytes())
         return f"ridgeline-{digest.hexdigest()[:32]}"
 

@@ -28,7 +28,7 @@ from ridgeline_bench.sweep.tuning import machine_facts, shown
 GOAL, WORST = 1.05, 1.10
 
 
-def drawn(number: int, seed: int, gpu: tuned.Gpu, only: tuple[str, ...] = ()) -> list[Pair]:
+def drawn(number: int, seed: int, gpu: tuned.GpuKind, only: tuple[str, ...] = ()) -> list[Pair]:
     """Return pairs of shapes without a class in the files of tuned cuts for a kind of GPU."""
     random, found = Random(seed), list[Pair]()
     ops = {name: cuts.tuning for name, op in OPS.items() if (cuts := op.cuts()) is not None and cuts.tuning is not None}

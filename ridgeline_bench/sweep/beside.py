@@ -15,7 +15,7 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.case import OpCase
-from ridgeline.kernels.gemm.plain.choose import Library
+from ridgeline.kernels.gemm.plain.choose import LibraryProduct
 from ridgeline.kernels.ops import OPS
 from ridgeline_bench.sweep.children import answers
 from ridgeline_bench.sweep.pairs import Pair
@@ -75,7 +75,7 @@ def answered(pair: Pair) -> dict[str, Any]:
         calls = sweep.arguments(jobs[0])
         limit, cost = sweep.limit(jobs[0], calls), pair.case.cost(2)
         for job in jobs:
-            name = "" if job.cut is None else "library" if isinstance(job.cut, Library) else short(job.cut)
+            name = "" if job.cut is None else "library" if isinstance(job.cut, LibraryProduct) else short(job.cut)
             try:
                 sweep.check(job, calls[0])
                 us[name] = 1e6 * sweep.time(job, calls, limit.seconds)
@@ -89,6 +89,6 @@ def answered(pair: Pair) -> dict[str, Any]:
 def _peers(pair: Pair) -> list[Any]:
     op = OPS[pair.op]
     cuts = op.cuts()
-    library = [cut for cut in (cuts.candidates(pair.case) if cuts else ()) if isinstance(cut, Library)]
+    library = [cut for cut in (cuts.candidates(pair.case) if cuts else ()) if isinstance(cut, LibraryProduct)]
     torch_ops = [each.name for each in op.implementations if each.name == "torch"]
     return [*(library or torch_ops or ["reference"]), *PEERS.get(pair.op, {})]

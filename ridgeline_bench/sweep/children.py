@@ -17,6 +17,7 @@ from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 import torch
 
@@ -26,6 +27,7 @@ from ridgeline_bench.sweep.runs import one_child, target
 
 T = TypeVar("T")
 Answer = Callable[[Any], dict[str, Any]]
+_DRAWN = torch.randn
 START, SILENCE = 60.0, 60.0  # seconds after which a child that has said nothing, at first and later, hangs
 
 
@@ -79,13 +81,21 @@ def _compile(
             return False
         return True
 
-    with compiling_for(arch, processors, claim) as done, torch.inference_mode():
+    with compiling_for(arch, processors, claim) as done, torch.inference_mode(), patch.object(torch, "randn", _randn):
         for task in tasks:
             try:
                 launch(task)
             except Exception as error:
                 failures.append(f"not compiled: {task}: {type(error).__name__}: {error}"[:300])
     return len(done.fresh), failures
+
+
+def _randn(*shape: Any, generator: torch.Generator | None = None, **options: Any) -> torch.Tensor:
+    """Return random numbers, or none where tensors have no memory: there torch imports its compiler for them, which
+    takes seconds."""
+    if torch.device(options.get("device") or "cpu").type == "meta":
+        return torch.empty(*shape, **options)
+    return _DRAWN(*shape, generator=generator, **options)
 
 
 def main(path: Path) -> None:

@@ -134,10 +134,10 @@ def _launch(shipped: bool, task: tuple[Pair, Job]) -> None:
     pair.sweep("meta").compile(job)
 
 
-def gpu_here() -> tuned.Gpu:
+def gpu_here() -> tuned.GpuKind:
     """Return the kind of this machine's first GPU."""
     device = torch.device("cuda", 0)
-    return tuned.Gpu(compute_capability(device), num_multiprocessors(device))
+    return tuned.GpuKind(compute_capability(device), num_multiprocessors(device))
 
 
 def line(answer: Tuned, base: dict[str, Any]) -> dict[str, Any]:

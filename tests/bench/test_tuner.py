@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ridgeline.kernels.base.launch import INTERPRETED
-from ridgeline.kernels.base.tuned import Gpu
+from ridgeline.kernels.base.tuned import GpuKind
 from ridgeline.kernels.gemm.plain.cases import LinearCase
 from ridgeline.kernels.gemm.plain.choose import RowsPlan
 from ridgeline.kernels.ops import OPS
-from ridgeline.perf.search import Outcome, SearchSettings
+from ridgeline.perf.search import SearchSettings, TrialOutcome
 from ridgeline_bench.sweep import pairs as pairs_module
 from ridgeline_bench.sweep import tune as tuner
 from ridgeline_bench.sweep.check import CheckOptions, answered, cases_to_check
@@ -23,7 +23,7 @@ from ridgeline_bench.sweep.of_op import OpSweep
 from ridgeline_bench.sweep.pairs import Pair, dealt, found, tuned_pairs
 from ridgeline_bench.sweep.tune import Tuned, TuneOptions, leading, line
 
-H200 = Gpu((9, 0), 132)
+H200 = GpuKind((9, 0), 132)
 PAIR = Pair("linear", LinearCase(1, 256, 64))
 
 
@@ -89,9 +89,9 @@ def test_a_wrong_cut_is_no_candidate(on_cpu: None, monkeypatch: pytest.MonkeyPat
     record, limit = found(PAIR, SearchSettings(measured=20, repeats=2))
     wrong = [trial for trial in record.trials if trial.candidate.cut is not None and trial.candidate.cut.warps == 1]
     assert wrong
-    tried = [trial for trial in wrong if trial.outcome is not Outcome.UNTRIED]
+    tried = [trial for trial in wrong if trial.outcome is not TrialOutcome.UNTRIED]
     assert tried
-    assert all(trial.outcome is Outcome.UNFIT and "error 2.0" in trial.reason for trial in tried)
+    assert all(trial.outcome is TrialOutcome.UNFIT and "error 2.0" in trial.reason for trial in tried)
     assert limit > 0
     assert record.best is not None
     assert record.best.candidate.cut.warps == 2

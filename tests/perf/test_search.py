@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.perf.search import Found, Outcome, Search, SearchSettings, Trial, Unfit
+from ridgeline.perf.search import Found, Search, SearchSettings, SearchTrial, TrialOutcome, Unfit
 
 
 class Machine:
@@ -37,12 +37,12 @@ class Machine:
         return Search(cost=cost, prepare=self.prepare, clock=lambda: self.now, **given)  # type: ignore[arg-type]
 
 
-def winner(found: Found[int]) -> Trial[int]:
+def winner(found: Found[int]) -> SearchTrial[int]:
     assert found.best
     return found.best
 
 
-def of(found: Found[int], n: int) -> Trial[int]:
+def of(found: Found[int], n: int) -> SearchTrial[int]:
     trial = found.of(n)
     assert trial
     return trial
@@ -58,7 +58,7 @@ def test_only_the_best_by_the_model_are_prepared_and_the_fastest_wins() -> None:
     assert sorted(machine.prepared) == list(range(19, 27)) or sorted(machine.prepared) == list(range(20, 28))
     assert winner(found).candidate == 21
     assert winner(found).rank in (3, 4)
-    assert Counter(trial.outcome for trial in found.trials)[Outcome.UNTRIED] == 92
+    assert Counter(trial.outcome for trial in found.trials)[TrialOutcome.UNTRIED] == 92
     assert len(found.trials) == 100
     assert found.took == pytest.approx(machine.now)
 
@@ -66,7 +66,7 @@ def test_only_the_best_by_the_model_are_prepared_and_the_fastest_wins() -> None:
 def test_a_candidate_far_behind_is_dropped_after_few_timings() -> None:
     machine = Machine(lambda n: 1.0 if n == 3 else 2.0 if n == 5 else 1.05)
     found = machine.search(float).run(range(8))
-    assert (of(found, 5).outcome, machine.runs[5]) == (Outcome.BEHIND, 2)
+    assert (of(found, 5).outcome, machine.runs[5]) == (TrialOutcome.BEHIND, 2)
     assert "times the fastest after 2 timings" in of(found, 5).reason
     assert {machine.runs[n] for n in range(8) if n != 5} == {8}
     assert winner(found).candidate == 3
@@ -82,7 +82,7 @@ def test_timing_ends_when_one_is_left() -> None:
 def test_a_wrong_candidate_is_named_and_cannot_win() -> None:
     machine = Machine(lambda n: 0.1 if n == 13 else 1.0)
     found = machine.search(lambda n: -n).run([11, 12, 13])
-    assert (of(found, 13).outcome, of(found, 13).reason) == (Outcome.UNFIT, "13 is wrong in 2 of 8 numbers")
+    assert (of(found, 13).outcome, of(found, 13).reason) == (TrialOutcome.UNFIT, "13 is wrong in 2 of 8 numbers")
     assert winner(found).candidate in (11, 12)
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_run_by_the_model_is_never_prepared() -> None:
     machine = Machine(bowl)
     found = machine.search(lambda n: math.inf if n == 21 else math.nan if n == 22 else n).run([20, 21, 22])
     assert machine.prepared == [20]
-    assert [trial.outcome for trial in found.trials] == [Outcome.WON, Outcome.UNFIT, Outcome.UNFIT]
+    assert [trial.outcome for trial in found.trials] == [TrialOutcome.WON, TrialOutcome.UNFIT, TrialOutcome.UNFIT]
     assert not Machine(bowl).search(lambda n: math.inf).run([1]).trials[0].times
 
 
@@ -126,7 +126,7 @@ def test_time_that_is_over_leaves_the_rest_late() -> None:
     machine = Machine(lambda n: 1.0)
     found = machine.search(float, settings=SearchSettings(seconds=0.35)).run(range(8))
     outcomes = Counter(trial.outcome for trial in found.trials)
-    assert outcomes == {Outcome.WON: 1, Outcome.LATE: 7}
+    assert outcomes == {TrialOutcome.WON: 1, TrialOutcome.LATE: 7}
     assert machine.prepared == [0, 1, 2, 3]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as PySequence
 from typing import NamedTuple
 
 from ridgeline.core.specs.state import StateSpec
-from ridgeline.engine.cache.hits import Search
+from ridgeline.engine.cache.hits import PrefixSearch
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.prefix import Hash, PrefixIndex
 from ridgeline.engine.sequence import Sequence
@@ -51,7 +51,12 @@ class DiskHits:
     """
 
     def __init__(
-        self, specs: PySequence[StateSpec], names: Names, search: Search, index: PrefixIndex, sizes: PySequence[int]
+        self,
+        specs: PySequence[StateSpec],
+        names: Names,
+        search: PrefixSearch,
+        index: PrefixIndex,
+        sizes: PySequence[int],
     ) -> None:
         self.index, self.block_size, self.generation = index, names.block_size, b""
         self.disk_has: Callable[[Hash, int, str], bool] = lambda node_hash, group, salt: False

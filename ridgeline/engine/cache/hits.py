@@ -47,7 +47,7 @@ class Found(NamedTuple):
 NOTHING = Found(Hit(), Hit(), (0,))  # of one group
 
 
-class Search:
+class PrefixSearch:
     def __init__(self, specs: PySequence[StateSpec], names: Names, index: PrefixIndex) -> None:
         self._specs, self._names, self._index, self._block_size = specs, names, index, names.block_size
         self._exact = {g for g, spec in enumerate(specs) if spec.exact}

@@ -33,7 +33,7 @@ from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.disk import BlockStore, DiskBelow
 from ridgeline.engine.cache.disk_hits import DiskHits
-from ridgeline.engine.cache.hits import NOTHING, Found, Hit, Search
+from ridgeline.engine.cache.hits import NOTHING, Found, Hit, PrefixSearch
 from ridgeline.engine.cache.host_tier import DeviceParts, HostTier, TierCounts
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.plain_pool import pool_of
@@ -88,7 +88,7 @@ class CacheManager:
             self.tier = self.published.tier = HostTier(host_tier, layout, self.index, self.checkpoints, price)
             self.tier.device = DeviceParts(self.pool, self.published.publish_loaded, self.published.forget)
         self.tables = Tables(self.specs, self.names, self.pool, self.published, self.checkpoints)
-        self._search = Search(self._prefixed, self.names, self.index)
+        self._search = PrefixSearch(self._prefixed, self.names, self.index)
         self._max_chunk = max_chunk
         self.sessions: Sessions | None = None
         self.queried_tokens = 0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 
 from ridgeline.kernels.base.cost import Cost
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 
 C = TypeVar("C", bound="OpCase")
 
@@ -94,7 +94,7 @@ class Cases(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """What a tuner does for an op.
+    """The work of a tuner for an op.
 
     classes: a case of each class of shapes.
     shape: the class of a case.
@@ -103,7 +103,7 @@ class Tuning(NamedTuple):
     """
 
     classes: Sequence[OpCase]
-    shape: Callable[[Any], Shape]
+    shape: Callable[[Any], ShapeClass]
     drawn: Callable[[Random], OpCase]
     kinds: tuple[type, ...]
 

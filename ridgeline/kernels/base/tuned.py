@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parents[1] / "tuned"
 _IGNORED: list[bool] = []
 
 
-class Shape(NamedTuple):
+class ShapeClass(NamedTuple):
     """The class of shapes for which one cut is kept.
 
     form: what is no number: the format of a weight, a gate.
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class Gpu(NamedTuple):
+class GpuKind(NamedTuple):
     """The kind of a GPU, as far as cuts depend on it. processors: its multiprocessors."""
 
     capability: tuple[int, int]
@@ -48,7 +48,7 @@ class Gpu(NamedTuple):
         return f"sm_{self.capability[0]}{self.capability[1]}x{self.processors}"
 
 
-def tuned(op: str, shape: Shape, gpu: Gpu, *kinds: type) -> Any:
+def tuned(op: str, shape: ShapeClass, gpu: GpuKind, *kinds: type) -> Any:
     """Return the cut that was the fastest, of one of the kinds (dataclasses or named tuples), or None: the op's rule
     decides.
 
@@ -58,17 +58,17 @@ def tuned(op: str, shape: Shape, gpu: Gpu, *kinds: type) -> Any:
     return None if kept is None else _built(op, kept, kinds)
 
 
-def knows(op: str, shape: Shape, gpu: Gpu) -> bool:
+def knows(op: str, shape: ShapeClass, gpu: GpuKind) -> bool:
     """Return True if the files have a line for the class of shapes."""
     return (op, shape) in _table(gpu)
 
 
-def path_of(gpu: Gpu) -> Path:
+def path_of(gpu: GpuKind) -> Path:
     """Return the path of a user's own file for a kind of GPU, which need not exist."""
     return user_cache() / "tuned" / f"{gpu.name}.jsonl"
 
 
-def files(gpu: Gpu) -> Iterator[Path]:
+def files(gpu: GpuKind) -> Iterator[Path]:
     """Yield the files for a kind of GPU that exist, those that count less first."""
     try:
         own = path_of(gpu)
@@ -110,7 +110,7 @@ def ignore() -> None:
 
 
 @cache
-def _table(gpu: Gpu) -> Mapping[tuple[str, Shape], str]:
+def _table(gpu: GpuKind) -> Mapping[tuple[str, ShapeClass], str]:
     """Return the cuts of a kind of GPU as JSON; "null" where the rule was the best."""
     if _IGNORED:
         return {}
@@ -127,8 +127,8 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
     return lines
 
 
-def _key(line: Mapping[str, Any]) -> tuple[str, Shape]:
-    return str(line["op"]), Shape(str(line["form"]), tuple(int(size) for size in line["sizes"]))
+def _key(line: Mapping[str, Any]) -> tuple[str, ShapeClass]:
+    return str(line["op"]), ShapeClass(str(line["form"]), tuple(int(size) for size in line["sizes"]))
 
 
 def _built(op: str, kept: str, kinds: tuple[type, ...]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.kernels.base.case import Cuts, Tuning, as_cases
 from ridgeline.kernels.base.routing import UNGATED
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.gemm.codes.op import MXFP4, MXFP8
 from ridgeline.kernels.gemm.experts import hopper, hopper_plans, hopper_rows, triton
@@ -175,7 +175,7 @@ def cost(case: ExpertsCase, cut: Any) -> float:
     return START + max(read, multiplied) + gathered + ends
 
 
-def shape(case: ExpertsCase) -> Shape:
+def shape(case: ExpertsCase) -> ShapeClass:
     """Return the class of a case, for `hopper._plan`."""
     gated = isinstance(case, GateUpCase)
     inputs, outputs = (case.width, case.inner) if gated else (case.inner, case.width)

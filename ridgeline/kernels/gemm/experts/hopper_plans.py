@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.gemm.plain.choose import RING, power_of_two
 
 # Pairs per expert up to which weights are streamed. At 32 of them tiles were 3 % faster, at 16 they were slower
@@ -75,9 +75,9 @@ def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Ti
     return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated, resident=resident)
 
 
-def class_of(form: str, pairs: int, experts: int, inputs: int, outputs: int, *, gated: bool) -> Shape:
+def class_of(form: str, pairs: int, experts: int, inputs: int, outputs: int, *, gated: bool) -> ShapeClass:
     """Return the class of shapes for which one cut is kept. form: of the weights. outputs: of each half if gated."""
-    return Shape(form + (" gate" if gated else ""), (power_of_two(pairs), experts, inputs, outputs))
+    return ShapeClass(form + (" gate" if gated else ""), (power_of_two(pairs), experts, inputs, outputs))
 
 
 def choose_fp8(pairs: int, experts: int, inputs: int, *, gated: bool, blocked: bool) -> Stream | Tiles:

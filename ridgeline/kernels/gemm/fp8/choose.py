@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.gemm.plain.choose import RING, Stream, power_of_two
-from ridgeline.kernels.gemm.plain.predict import Product
+from ridgeline.kernels.gemm.plain.predict import ProductShape
 
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
 RING_AND_SCALES = 222_000  # bytes of shared memory like RING where up to 64 tokens are turned, which takes less
@@ -83,12 +83,12 @@ def choose_hopper(
     return stream(rows, padded, inputs, tiles, gated=gated, processors=processors, long=long)
 
 
-def class_of(of: Product, *, blocked: bool, between: bool) -> Shape:
+def class_of(of: ProductShape, *, blocked: bool, between: bool) -> ShapeClass:
     """Return the class of shapes for which one cut is kept, with a norm before or without. between: as
     `choose_hopper` takes it."""
     words = (("blocks", blocked), ("between", between), ("gate", of.gated))
     sizes = power_of_two(of.tokens), of.inputs, of.outputs
-    return Shape(" ".join(word for word, there in words if there), sizes)
+    return ShapeClass(" ".join(word for word, there in words if there), sizes)
 
 
 def rounded_before(tokens: int, inputs: int) -> bool:

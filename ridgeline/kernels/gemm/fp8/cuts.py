@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cuts, Tuning
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.fp8 import choose, library
 from ridgeline.kernels.gemm.fp8.cases import Fp8Case, Fp8NormCase
@@ -22,9 +22,9 @@ from ridgeline.kernels.gemm.fp8.products import rounded_linear
 from ridgeline.kernels.gemm.fp8.rounding import round_rows
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.cases import ProductCase
-from ridgeline.kernels.gemm.plain.choose import RING, Library, Stream, power_of_two
+from ridgeline.kernels.gemm.plain.choose import RING, LibraryProduct, Stream, power_of_two
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.plain.predict import H200, Product, stream_seconds
+from ridgeline.kernels.gemm.plain.predict import H200, ProductShape, stream_seconds
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 
@@ -32,7 +32,7 @@ TILES_START, LIBRARY_START = 3.0e-6, 4.0e-6  # seconds of a launch
 PROCESSORS = 132  # of an H200, for whose numbers of tiles these are worth a try
 
 
-Plan = Stream | Tiles | Library
+Plan = Stream | Tiles | LibraryProduct
 
 
 def candidates(case: ProductCase) -> list[Plan]:
@@ -43,7 +43,7 @@ def candidates(case: ProductCase) -> list[Plan]:
         return []
     found: list[Plan] = list(_plans(case.tokens, case.in_width, outputs, form, gated=gated))
     if case.tokens > 1 and form in ("token", "int8"):
-        found.append(Library())
+        found.append(LibraryProduct())
     return list(dict.fromkeys(found))
 
 
@@ -92,7 +92,7 @@ def _streams(tokens: int, inputs: int, outputs: int, form: str, *, gated: bool) 
 
 def product(cut: Plan, x: Rounded, weight: Eight, epilogue: Epilogue = Epilogue()) -> Tensor:
     """Return the product of rounded activations with a cut."""
-    if isinstance(cut, Library):
+    if isinstance(cut, LibraryProduct):
         y_TO = library.product(x, weight, epilogue.bias_O)
         return gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO
     return rounded_linear(x, weight, epilogue.bias_O, epilogue.gate, cut, epilogue.buffer)
@@ -117,8 +117,8 @@ def with_cut(function: Callable[..., Any], cut: Plan) -> Callable[..., Any]:
     return partial(function, cut=cut)
 
 
-def product_of(case: ProductCase) -> Product:
-    return Product(case.tokens, case.in_width, case.out_width // (2 if case.gated else 1), case.gated, 1)
+def product_of(case: ProductCase) -> ProductShape:
+    return ProductShape(case.tokens, case.in_width, case.out_width // (2 if case.gated else 1), case.gated, 1)
 
 
 def cost(case: ProductCase, cut: Plan) -> float:
@@ -133,7 +133,7 @@ def cost(case: ProductCase, cut: Plan) -> float:
     return LIBRARY_START + max(of.weight / H200.memory / 0.8, 2 * of.tokens * of.weight / (1.4 * H200.matrix))
 
 
-def shape(case: ProductCase) -> Shape:
+def shape(case: ProductCase) -> ShapeClass:
     """Return the class of a case, for `products._chosen`."""
     blocked, fed = bool(getattr(case.format, "block", False)), case.form == "fed"  # type: ignore[attr-defined]
     return choose.class_of(product_of(case), blocked=blocked, between=fed and (not blocked or case.gated))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
-from ridgeline.kernels.base.tuned import Gpu, tuned
+from ridgeline.kernels.base.tuned import GpuKind, tuned
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8 import library
 from ridgeline.kernels.gemm.fp8.choose import (
@@ -32,7 +32,7 @@ from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
 from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
 from ridgeline.kernels.gemm.plain.choose import Stream
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, in_three
-from ridgeline.kernels.gemm.plain.predict import Product
+from ridgeline.kernels.gemm.plain.predict import ProductShape
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -90,7 +90,7 @@ def rounded_linear(
         between = buffer is not None or (x.grouped and not weight.blocked)
         if not x.grouped and library.has(weight, x.dtype) and library_wins(tokens, inputs, gated=gated):
             return _in_buffer(library.product(x, weight, bias_O), buffer)
-        plan = _chosen(Product(tokens, inputs, outputs, gated, 1), weight, device, between=between)
+        plan = _chosen(ProductShape(tokens, inputs, outputs, gated, 1), weight, device, between=between)
     from ridgeline.kernels.gemm.fp8 import hopper  # Gluon, which is imported only where it runs
 
     if isinstance(plan, Tiles):
@@ -100,9 +100,9 @@ def rounded_linear(
     return _in_buffer(hopper.launch_stream(plan, x, weight, bias_O, gate), buffer)
 
 
-def _chosen(of: Product, weight: Eight, device: torch.device, *, between: bool) -> Stream | Tiles:
+def _chosen(of: ProductShape, weight: Eight, device: torch.device, *, between: bool) -> Stream | Tiles:
     """Return the cut that was the fastest on this kind of GPU, or else the one that the rule gives."""
-    gpu = Gpu(compute_capability(device), num_multiprocessors(device))
+    gpu = GpuKind(compute_capability(device), num_multiprocessors(device))
     shape = class_of(of, blocked=weight.blocked, between=between)
     name = "fp8_norm_linear" if of.gated else "fp8_linear"
     plan = tuned(name, shape, gpu, Stream, Tiles) if weight.number_OI.dtype == torch.float8_e4m3fn else None
@@ -124,7 +124,7 @@ def rounds_gated(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
     if not tokens or not _on_matrix_units(weight, dtype):
         return False
     outputs, inputs = len(weight.number_OI) // 2, weight.number_OI.shape[1]
-    plan = _chosen(Product(tokens, inputs, outputs, True, 1), weight, weight.number_OI.device, between=True)
+    plan = _chosen(ProductShape(tokens, inputs, outputs, True, 1), weight, weight.number_OI.device, between=True)
     return isinstance(plan, Stream) and plan.rows == BLOCK and outputs % BLOCK == 0
 
 

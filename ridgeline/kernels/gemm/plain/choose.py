@@ -78,7 +78,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryProduct:
     """The product of the vendor's library."""
 
 

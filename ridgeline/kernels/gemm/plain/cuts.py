@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cuts, Tuning
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.gemm.plain.cases import LinearCase, NormLinearCase
-from ridgeline.kernels.gemm.plain.choose import RING, STREAM_TOKENS, Library, RowsPlan, Stream, power_of_two
+from ridgeline.kernels.gemm.plain.choose import RING, STREAM_TOKENS, LibraryProduct, RowsPlan, Stream, power_of_two
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.plain.predict import H200, Product, class_of, rows_seconds, stream_seconds
+from ridgeline.kernels.gemm.plain.predict import H200, ProductShape, class_of, rows_seconds, stream_seconds
 from ridgeline.kernels.gemm.plain.triton import by_library, launch_rows
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -25,12 +25,12 @@ NARROWEST = 256  # inputs, at least
 LAUNCH = 2.0e-6  # of a kernel beside the product, for a norm or a gate
 
 
-Try = RowsPlan | Stream | Library
+Try = RowsPlan | Stream | LibraryProduct
 Case = LinearCase | NormLinearCase
 
 
-def product_of(case: Case) -> Product:
-    return Product(case.tokens, case.in_width, case.out_width, _gate(case) is not None)
+def product_of(case: Case) -> ProductShape:
+    return ProductShape(case.tokens, case.in_width, case.out_width, _gate(case) is not None)
 
 
 def _gate(case: Case) -> str | None:
@@ -43,10 +43,10 @@ def candidates(case: Case) -> list[Try]:
     if of.inputs < NARROWEST or of.inputs % 8 or of.outputs < 64 or of.tokens > STREAM_TOKENS:
         return []
     rows = _rows(of) if of.tokens <= ROWS_TOKENS else ()
-    return [*dict.fromkeys((*rows, *streams(of))), Library()]
+    return [*dict.fromkeys((*rows, *streams(of))), LibraryProduct()]
 
 
-def _rows(of: Product) -> Iterator[RowsPlan]:
+def _rows(of: ProductShape) -> Iterator[RowsPlan]:
     whole, tokens = max(256, power_of_two(of.inputs)), power_of_two(of.tokens)
     for rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
         if whole <= 8192:
@@ -56,7 +56,7 @@ def _rows(of: Product) -> Iterator[RowsPlan]:
                 yield RowsPlan(rows, tokens, block, warps, depth)
 
 
-def streams(of: Product, blocks: Sequence[int] = (64, 128)) -> Iterator[Stream]:
+def streams(of: ProductShape, blocks: Sequence[int] = (64, 128)) -> Iterator[Stream]:
     """Yield cuts of hopper/stream.py with as many stages as fit."""
     if of.inputs % (16 // of.itemsize):
         return
@@ -112,11 +112,11 @@ def with_cut(function: Callable[..., Any], cut: Try) -> Callable[..., Any]:
 # (inputs, outputs) of projections of models with 0.6 to 14 billion parameters, without and with a norm before
 WIDTHS = ((1024, 4096), (2048, 2048), (4096, 4096), (4096, 6144), (8192, 2048), (14_336, 4096), (5120, 5120))
 NORMED = ((1024, 3072, "silu"), (2048, 8192, "silu"), (4096, 14_336, "silu"), (2048, 3072, None), (4096, 6144, None))
-KINDS = (RowsPlan, Stream, Library)
+KINDS = (RowsPlan, Stream, LibraryProduct)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def shape(case: Case) -> Shape:
+def shape(case: Case) -> ShapeClass:
     """Return the class of a case, for `triton._plan`."""
     return class_of(product_of(case), norm=isinstance(case, NormLinearCase) and case.norm)
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, power_of_two
 
 
-class Rates(NamedTuple):
+class GpuRates(NamedTuple):
     """The rates of a GPU. memory, cache: bytes a second of all multiprocessors. matrix: FLOPs a second in 16 bits."""
 
     processors: int = 132
@@ -28,7 +28,7 @@ class Rates(NamedTuple):
     matrix: float = 750e12
 
 
-H200 = Rates()
+H200 = GpuRates()
 START = 2.0e-6  # of a launch behind another, with the first bytes of a program
 IN_FLIGHT = 36_000.0  # bytes on their way to a multiprocessor that use its share of the memory
 LAP = 0.4e-6  # from the end of a tile to the products of the next one
@@ -37,7 +37,7 @@ ROW_START = 0.25e-6  # of a program that prepares x, without the bytes
 REGISTERS, WARPS = 65_536, 64  # of a multiprocessor
 
 
-class Product(NamedTuple):
+class ProductShape(NamedTuple):
     """The shape of a product. outputs: of each half if gated. itemsize: bytes of a number of the weight."""
 
     tokens: int
@@ -56,14 +56,14 @@ class Product(NamedTuple):
         return self.parts * self.inputs * self.outputs * self.itemsize
 
 
-def class_of(of: Product, *, norm: bool) -> Shape:
+def class_of(of: ProductShape, *, norm: bool) -> ShapeClass:
     """Return the class of shapes for which one cut is kept: from a power of two of the tokens to the next a kernel has
     the same tiles."""
     tokens = power_of_two(of.tokens)
-    return Shape(f"{'norm ' if norm else ''}{'gate' if of.gated else ''}".strip(), (tokens, of.inputs, of.outputs))
+    return ShapeClass(f"{'norm ' if norm else ''}{'gate' if of.gated else ''}".strip(), (tokens, of.inputs, of.outputs))
 
 
-def stream_seconds(cut: Stream, of: Product, gpu: Rates = H200) -> float:
+def stream_seconds(cut: Stream, of: ProductShape, gpu: GpuRates = H200) -> float:
     """Return the seconds of hopper/stream.py."""
     items, columns = cut.items(of.tokens, of.outputs), -(-of.tokens // cut.tokens)
     stage = (cut.rows * of.parts + cut.tokens) * cut.block * of.itemsize
@@ -80,7 +80,7 @@ def stream_seconds(cut: Stream, of: Product, gpu: Rates = H200) -> float:
     return START + laps * (max(read, multiplied) + LAP) + meeting
 
 
-def rows_seconds(cut: RowsPlan, of: Product, gpu: Rates = H200, *, norm: bool = False) -> float:
+def rows_seconds(cut: RowsPlan, of: ProductShape, gpu: GpuRates = H200, *, norm: bool = False) -> float:
     """Return the seconds of rows.py. norm: each program adds up squares of x besides."""
     each = of.parts * cut.rows * cut.block  # weights that a program asks for at once
     registers = 40 + (each * cut.depth // 2 + of.tokens * cut.block * 2) // (32 * cut.warps)

@@ -26,12 +26,12 @@ from ridgeline.kernels.base.launch import (
     num_multiprocessors,
     shared_memory,
 )
-from ridgeline.kernels.base.tuned import Gpu, tuned
+from ridgeline.kernels.base.tuned import GpuKind, tuned
 from ridgeline.kernels.gemm.lora.triton import lora
 from ridgeline.kernels.gemm.plain import beside, torch_ops
-from ridgeline.kernels.gemm.plain.choose import STREAM_TOKENS, Library, RowsPlan, Stream, Tiles, choose
+from ridgeline.kernels.gemm.plain.choose import STREAM_TOKENS, LibraryProduct, RowsPlan, Stream, Tiles, choose
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.plain.predict import Product, class_of
+from ridgeline.kernels.gemm.plain.predict import ProductShape, class_of
 from ridgeline.kernels.gemm.plain.rows import NO_ADAPTERS, laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
 from ridgeline.kernels.small.activation.triton import gated_activation
@@ -43,7 +43,12 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Compute `op.linear`."""
     plan = _plan(x_TI, weight_OI)
-    if plan is None or isinstance(plan, Library) or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
+    if (
+        plan is None
+        or isinstance(plan, LibraryProduct)
+        or not _packed(x_TI)
+        or _needs_gradient(x_TI, weight_OI, bias_O)
+    ):
         return by_library(x_TI, weight_OI, bias_O)
     if isinstance(plan, RowsPlan):
         return launch_rows(plan, Operand(x_TI), weight_OI, Epilogue(bias_O))[0]
@@ -77,7 +82,7 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
         n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
     if isinstance(plan, Tiles | Stream) and _packed(n_TI) and adapters is None:
         return _launch(plan, n_TI, weight, bias_O, gate), s_TI
-    y_TO = (by_library if isinstance(plan, Library) else linear)(n_TI, weight, bias_O)
+    y_TO = (by_library if isinstance(plan, LibraryProduct) else linear)(n_TI, weight, bias_O)
     if adapters is not None:
         lora(y_TO, n_TI, *adapters)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
@@ -85,13 +90,13 @@ def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor,
 
 def _plan(
     x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False, adapters: bool = False
-) -> RowsPlan | Tiles | Stream | Library | None:
+) -> RowsPlan | Tiles | Stream | LibraryProduct | None:
     (outputs, inputs), device = weight_OI.shape, x_TI.device
-    of = Product(len(x_TI), inputs, outputs // 2 if gated else outputs, gated, x_TI.itemsize)
+    of = ProductShape(len(x_TI), inputs, outputs // 2 if gated else outputs, gated, x_TI.itemsize)
     hopper = _hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0
     if hopper and not adapters and len(x_TI) <= STREAM_TOKENS and of.itemsize == 2:
         name = "norm_linear" if norm or gated else "linear"
-        known = tuned(name, class_of(of, norm=norm), Gpu((9, 0), hopper), RowsPlan, Stream, Library)
+        known = tuned(name, class_of(of, norm=norm), GpuKind((9, 0), hopper), RowsPlan, Stream, LibraryProduct)
         if known is not None:
             return known
     return choose(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 
 FEW_TOKENS = 128  # beyond, three launches are faster than few.py on the vector units
 MATRIX_TOKENS = range(0)  # for which few.py is faster on the matrix units
@@ -65,9 +65,9 @@ class Many:
         return self.tokens < 16 * self.warps
 
 
-def class_of(tokens: int, width: int, experts: int) -> Shape:
+def class_of(tokens: int, width: int, experts: int) -> ShapeClass:
     """Return the class of shapes for which one cut is kept."""
-    return Shape("", (power_of_two(tokens), width, experts))
+    return ShapeClass("", (power_of_two(tokens), width, experts))
 
 
 def choose(tokens: int, width: int, experts: int, *, fixed: bool = False, itemsize: int = 2) -> Few | Many:

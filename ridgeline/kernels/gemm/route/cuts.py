@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.kernels.base.case import Cuts, Tuning
 from ridgeline.kernels.base.routing import RoutingSpec
-from ridgeline.kernels.base.tuned import Shape
+from ridgeline.kernels.base.tuned import ShapeClass
 from ridgeline.kernels.gemm.route.cases import RouteCase
 from ridgeline.kernels.gemm.route.choose import MATRIX_BLOCK, MOST_TOKENS, Few, Many, choose, class_of, power_of_two
 from ridgeline.kernels.gemm.route.triton import route
@@ -78,7 +78,7 @@ def cost(case: RouteCase, cut: Few | Many) -> float:
     return 3e-6 + read + chosen + 0.6e-6 * max(0.0, programs / PROCESSORS - 1) + 0.4e-6 * max(0.0, 1 - programs / 100)
 
 
-def shape(case: RouteCase) -> Shape:
+def shape(case: RouteCase) -> ShapeClass:
     """Return the class of a case, for `triton._tuned`."""
     return class_of(case.tokens, case.width, case.how.experts)
 
