@@ -25,6 +25,7 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.process_ring import ProcessRing
 from ridgeline.parallel.processes import ProcessAxis, grid, join
 from ridgeline.parallel.stamps import stamps_of
+from ridgeline.parallel.step_trace import TracedStamps
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
@@ -40,7 +41,10 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     config = LLMConfig(**begin.options)
     device, seen = device_of_rank(config, begin.rank), fingerprint(*folders_read(config))
     with on_device(device):
-        stamps = stamps_of(device) if config.rank_trace_dir is not None else None
+        stamps = None
+        if config.rank_trace_dir is not None:
+            trace = Path(config.rank_trace_dir) / f"torch-rank{begin.rank}.json"
+            stamps = TracedStamps(stamps_of(device), trace, device)
         adds_up = config.tensor_parallel_size == begin.size
         meeting, through_host = Path(begin.meeting), config.unlike_stages
         everybody = join(

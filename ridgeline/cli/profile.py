@@ -74,7 +74,7 @@ def profile(
     ] = None,
     *,
     work: WorkFlags,
-    out: Annotated[Path, typer.Option(help="Folder for trace.json, flame.svg, memory.json, summary.txt.")],
+    out: Annotated[Path, typer.Option(help="Folder for trace.json, flame.svg, steps.svg, memory.json, summary.txt.")],
     load: LoadFlags,
     beside: BesideFlags,
     look: NcuFlags,
@@ -99,21 +99,29 @@ def profile(
         _beside(model, work, out, load, beside)
         return
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
+    from ridgeline.ranks.leader import Group
     from ridgeline.worker.machine import hardware_of
     from ridgeline_bench.profile.ncu import run_ncu
     from ridgeline_bench.profile.profile import op_limits, summary
     from ridgeline_bench.profile.profile import profile as measure
+    from ridgeline_bench.profile.ranks import traced
 
     options = asdict(load)
     if LLMConfig(**ranks).divided_by:
         if ncu:
             raise InvalidConfig("--ncu looks at one device; leave out what divides the model.")
         with LLM(model, **options, **ranks, rank_trace_dir=str(out), skip_tokenizer_init=not prompts) as llm:
-            _workload(llm, prompts, work)()
+            run, engine, group = _workload(llm, prompts, work), llm.assembly.engine, llm.assembly.worker
+            run()
             text = waits_of(llm.rank_waits())
+            assert isinstance(engine, Engine)  # requests are not divided where ranks are traced
+            assert isinstance(group, Group)
+            text += "\n" + traced(engine, group, run, out)
         (out / "summary.txt").write_text(text)
         print(text, end="")
-        print(f"written to {out}: summary.txt, step-*.json and longest-*.json (Perfetto shows them)", file=sys.stderr)
+        print(
+            f"written to {out}: summary.txt, and for Perfetto step-*.json, longest-*.json, merged.json", file=sys.stderr
+        )
         return
     with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:
         assembly = llm.assembly
@@ -131,7 +139,7 @@ def profile(
         text += "\n" + told + _kept(out, [(f"decode step of {title}", kernel) for kernel in kernels])
     (out / "summary.txt").write_text(text)
     print(text, end="")
-    print(f"written to {out}: summary.txt, trace.json, flame.svg, stacks.txt, memory.json", file=sys.stderr)
+    print(f"written to {out}: summary.txt, trace.json, flame.svg, steps.svg, stacks.txt, memory.json", file=sys.stderr)
 
 
 def _rungs(look: NcuFlags, out: Path) -> None:

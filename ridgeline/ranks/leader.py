@@ -280,6 +280,14 @@ class Group(Members):
             self._listener = None
             self._tell(Watch(False))
 
+    def begin_trace(self) -> None:
+        """Have every rank begin a trace by torch's profiler. No plan may be under way, and `rank_trace_dir` is set."""
+        self.ask("begin_trace")
+
+    def end_trace(self) -> list[Path]:
+        """Have every rank write its trace, and return the files. No plan may be under way."""
+        return [Path(decode_as(str, answer)) for answer in self.ask("end_trace")]
+
     def shutdown(self) -> None:
         """Let the ranks finish and end. The worker cannot be used afterwards."""
         if self._rebalancer is not None:

@@ -33,6 +33,7 @@ from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
 from ridgeline.parallel.failures import described
 from ridgeline.parallel.stamps import Stamps
+from ridgeline.parallel.step_trace import TracedStamps
 from ridgeline.worker.adapters.store import AdapterStore
 from ridgeline.worker.host_memory import HostMemory
 from ridgeline.worker.inputs import Shape
@@ -126,6 +127,16 @@ class LocalWorker:
         """Stop loading weights, if they are not there yet: the start is given up."""
         if self._loading is not None:
             self._loading.stop()
+
+    def begin_trace(self) -> None:
+        """Begin a trace of this rank by torch's profiler. No plan may be under way, and ranks must be traced."""
+        assert isinstance(self._stamps, TracedStamps)
+        self._stamps.begin()
+
+    def end_trace(self) -> str:
+        """Write the trace, and return the name of its file. No plan may be under way."""
+        assert isinstance(self._stamps, TracedStamps)
+        return str(self._stamps.end())
 
     def submit(self, plan: StepPlan) -> None:
         waits = bool(plan.rows.features & Feature.MASK) and self._runner.draws

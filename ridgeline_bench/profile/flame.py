@@ -10,10 +10,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import FrameType
+
+from ridgeline_bench.profile.trace import NESTED, Event
 
 Stack = tuple[str, ...]
 
@@ -75,8 +78,29 @@ class _Node:
         return 1 + max((child.depth for child in self.children.values()), default=0)
 
 
-def svg(stacks: Counter[Stack], title: str) -> str:
-    """Return a flame graph that stands alone. Hovering over a box shows its share."""
+def of_trace(events: Sequence[Event]) -> Counter[Stack]:
+    """Return the stacks of a trace, in µs without those of calls inside: of the host's threads from outermost range to
+    innermost call, and of the device from its ranges to its kernels. Events come in the order of their starts."""
+    stacks: Counter[Stack] = Counter()
+    threads = list(dict.fromkeys(each.thread for each in events if each.kind in NESTED))
+    around: dict[object, list[tuple[float, Stack]]] = {}
+    for event in events:
+        on_host = event.kind in NESTED
+        root = f"host: thread {threads.index(event.thread)}" if on_host else "device"
+        open_ones = around.setdefault(event.thread if on_host else root, [])
+        while open_ones and open_ones[-1][0] <= event.start:
+            open_ones.pop()
+        above = open_ones[-1][1] if open_ones else (root,)
+        stack = (*above, event.name)
+        open_ones.append((event.end, stack))
+        stacks[stack] += round(event.elapsed)
+        if open_ones[:-1]:
+            stacks[above] -= round(event.elapsed)
+    return Counter({stack: micros for stack, micros in stacks.items() if micros > 0})
+
+
+def svg(stacks: Counter[Stack], title: str, unit: str = "samples") -> str:
+    """Return a flame graph that stands alone. Hovering over a box shows its share. unit: of the counts."""
     root = _Node(sum(stacks.values()))
     for stack, count in stacks.items():
         node = root
@@ -90,7 +114,7 @@ def svg(stacks: Counter[Stack], title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{height}" '
         f'font-family="monospace" font-size="11"><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="8" y="14">{escape(title)}, {root.samples} samples, {time.strftime("%Y-%m-%d")}</text>'
+        f'<text x="8" y="14">{escape(title)}, {root.samples:,} {unit}, {time.strftime("%Y-%m-%d")}</text>'
         + "".join(boxes)
         + "</svg>\n"
     )

@@ -21,7 +21,7 @@ from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import EXPERTS, bound, op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 from ridgeline_bench.engines import profiler
-from ridgeline_bench.profile.flame import Sampler, collapsed, svg
+from ridgeline_bench.profile.flame import Sampler, collapsed, of_trace, svg
 from ridgeline_bench.profile.memory import remembering, write_snapshot
 from ridgeline_bench.profile.ranges import named_ranges
 from ridgeline_bench.profile.tables import OpLimit, Row, idle_rows, kernel_rows, op_rows
@@ -72,6 +72,9 @@ def profile(
         memory = write_snapshot(out / "memory.json", device)
     traced.export_chrome_trace(str(out / "trace.json"))
     events = read_trace(out / "trace.json")
+    (out / "steps.svg").write_text(
+        svg(of_trace(events), "ridgeline profile: host and device, by ranges and calls", "µs")
+    )
     span, idle = idle_rows(events, cuda=cuda)
     return Report(
         wall=wall,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.step import StepPlan
+from ridgeline.core.plan.worker import Worker
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
@@ -53,15 +54,9 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
     runner = worker.runner
     cuda = runner.device.type == "cuda"
     with ExitStack() as undo:
-        for owner, name, label in (
-            (engine.scheduler, "schedule", HOST + "schedule"),
-            (engine.scheduler, "update", HOST + "update"),
-            (worker, "submit", HOST + "submit"),
-            (worker, "collect", HOST + "collect"),
-            (runner, "forward", SEGMENT + "forward"),
-            (runner, "sample", SEGMENT + "sample"),
-        ):
-            _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
+        undo.enter_context(host_ranges(engine, worker, cuda=cuda))
+        for name in ("forward", "sample"):
+            _replace(undo, runner, name, _ranged(getattr(runner, name), SEGMENT + name, cuda))
         _replace(undo, runner.launch, "graphs", None)
         _replace(undo, runner, "forward", _noting(runner.forward, engine, shapes))
         for index, layer in enumerate(runner.decoder.layers):
@@ -75,6 +70,20 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             if isinstance(module, ExpertStack):
                 _replace(undo, module, "matrices", _NamedExperts(module.matrices, named))
         yield shapes
+
+
+@contextmanager
+def host_ranges(engine: Engine, worker: Worker, *, cuda: bool) -> Iterator[None]:
+    """Put ranges around the engine's calls alone, in torch's profiler and (cuda) as NVTX."""
+    with ExitStack() as undo:
+        for owner, name in (
+            (engine.scheduler, "schedule"),
+            (engine.scheduler, "update"),
+            (worker, "submit"),
+            (worker, "collect"),
+        ):
+            _replace(undo, owner, name, _ranged(getattr(owner, name), HOST + name, cuda))
+        yield
 
 
 def _replace(undo: ExitStack, owner: object, name: str, value: object) -> None:

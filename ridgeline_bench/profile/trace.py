@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -65,14 +65,29 @@ def read_trace(path: Path) -> list[Event]:
 
     Raise InvalidConfig if the file is no trace.
     """
+    return events_of(document(path))
+
+
+def document(path: Path) -> dict[str, Any]:
+    """Return the content of a trace's file, with its events as they are written under "traceEvents".
+
+    Raise InvalidConfig if the file is no trace.
+    """
     try:
         written = _parsed(_text(path))
-        listed = written if isinstance(written, list) else written["traceEvents"]
-        events = [_event(each) for each in listed if each.get("ph") == "X" and each.get("cat") in KINDS]
+        found = {"traceEvents": written} if isinstance(written, list) else dict(written)
+        events_of(found)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidConfig(
             f"{str(path)!r} is no trace in Chrome's format ({error}); torch's profiler writes one."
         ) from error
+    return found
+
+
+def events_of(written: Mapping[str, Any]) -> list[Event]:
+    """Return the events of a trace's content, in the order of their starts."""
+    listed = written["traceEvents"]
+    events = [_event(each) for each in listed if each.get("ph") == "X" and each.get("cat") in KINDS]
     events.sort(key=lambda event: (event.start, -event.end))
     _nest(events)
     return events
