@@ -145,7 +145,7 @@ def _run(names: Sequence[str], cubins: Path | None, *, small: bool) -> None:
     import torch
 
     for name in names:
-        with torch.inference_mode():
+        with torch.no_grad():
             found = loaded(name, cubins, small=small)
             torch.cuda.synchronize()
             torch.cuda.profiler.start()

@@ -148,7 +148,7 @@ def run(names: Sequence[str], cubins: Path | None, faulty: str) -> None:
     from ridgeline.kernels.cuda.driver import CudaDriver, DriverError, Kernel
 
     for name in names:
-        with torch.inference_mode():
+        with torch.no_grad():
             found = loaded(name, cubins, small=True)
         torch.cuda.synchronize()
         print(f"ran {name}: {found.fault or 'right'}", flush=True)
