@@ -195,12 +195,6 @@ def _target(node: GraphNode) -> object:
     return node.attributes.get("target")
 
 
-SAME_TARGETS: dict[object, object] = {
-    aten.view.default: aten.reshape.default,
-    aten._unsafe_view.default: aten.reshape.default,
-}
-
-
 def _check_arguments(node: GraphNode, origin: GraphNode, sharded: ShardedGraph) -> None:
     """Raise InvalidGraph if a node does not compute what its origin does."""
     if node.op != "call":
@@ -216,7 +210,7 @@ def _check_arguments(node: GraphNode, origin: GraphNode, sharded: ShardedGraph) 
         if place is None or divided != target.axes or type(target) is not DIVIDED_FORMS[wanted]:
             raise InvalidGraph(f"{node.result.name} = {target} of what is divided by {divided}.")
         return
-    if target is not SAME_TARGETS.get(wanted, wanted) or wanted is DIVIDED:
+    if target is not wanted or wanted is DIVIDED:
         raise InvalidGraph(f"{node.result.name} calls {target}, and {origin.result.name} {wanted}.")
     if divided:
         raise InvalidGraph(f"{node.result.name} = {target} takes places of the whole in a rank's part.")

@@ -26,6 +26,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
 
 CPU = torch.device("cpu")
+TRACED_OPS = Ops(Platform(device_type="cpu"), {"linear": "reference"})  # others pack weights, which no graph shows
 
 
 @torch.library.custom_op("ridgeline::communicated", mutates_args=())
@@ -90,8 +91,7 @@ def traced_decoder(
     mesh: the part of a rank is traced, with its collectives as nodes.
     """
     with FakeTensorMode():
-        ops = Ops(Platform(device_type="cpu"))
-        decoder = Decoder(spec, ops, dtype=dtype, device=CPU, max_positions=tokens, mesh=mesh)
+        decoder = Decoder(spec, TRACED_OPS, dtype=dtype, device=CPU, max_positions=tokens, mesh=mesh)
         decoder.prepare()
         scores = _Scores(decoder, batch)
         inputs = [torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)]
@@ -133,8 +133,7 @@ def divisions(spec: ModelSpec, ranks: int, axis: str) -> dict[str, str]:
 
 
 def _on_meta(spec: ModelSpec, mesh: Mesh) -> Decoder:
-    ops = Ops(Platform(device_type="cpu"))
-    return Decoder(spec, ops, dtype=torch.float32, device=torch.device("meta"), max_positions=16, mesh=mesh)
+    return Decoder(spec, TRACED_OPS, dtype=torch.float32, device=torch.device("meta"), max_positions=16, mesh=mesh)
 
 
 def inputs_of(made: TracedModule, decoder: nn.Module, given: Sequence[Tensor]) -> list[Any]:

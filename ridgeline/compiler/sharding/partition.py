@@ -27,9 +27,9 @@ from ridgeline.compiler.sharding.reshard import moved, steps
 from ridgeline.compiler.sharding.rules import RESULT, argument, piece, rule_of
 
 aten = torch.ops.aten
-RESHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 SIZED = {
-    **dict.fromkeys((aten.expand.default, aten.slice_backward.default, aten.select_backward.default), 1),
+    **dict.fromkeys((aten.reshape.default, aten.expand.default, aten.slice_backward.default), 1),
+    aten.select_backward.default: 1,
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), 0),
 }  # which argument is the result's sizes
 PLACED: dict[object, Callable[[GraphNode], int]] = {
@@ -193,8 +193,6 @@ class _Partitioner:
         divided = self.held[taken[0]].layout.dims[PLACED[target](node)].axes if target in PLACED else ()
         if divided:
             target, arguments, named = _of_part(node, divided), tuple(taken), {}
-        elif target in RESHAPED:  # of any strides
-            target, arguments, named = aten.reshape.default, (taken[0], list(type.shape)), {}
         elif target in SIZED:
             at = SIZED[target]
             arguments = (*arguments[:at], list(type.shape), *arguments[at + 1 :])

@@ -18,7 +18,7 @@ from ridgeline.compiler.sharding.products import DIVIDED, batched_product, produ
 
 aten = torch.ops.aten
 COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, _laid_out)
-RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+VIEWS = (aten.view.default, aten._unsafe_view.default)
 NEW = {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_full.default: None}  # None: the last argument
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 
@@ -56,6 +56,9 @@ def _without_copies(graph: OpGraph) -> OpGraph:
     def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
         if node.attributes.get("target") in NEW and node.result.type is not None:
             return [_full(node, NEW[node.attributes["target"]])]
+        if node.attributes.get("target") in VIEWS:  # of what may have other strides by now
+            x, sizes = node.attributes["arguments"]
+            return [_call(node.result, aten.reshape.default, x, sizes)]
         copies = node.op == "call" and node.attributes["target"] in COPIES
         return node.values[0] if copies and node.values[0].type == node.result.type else [node]
 
@@ -91,7 +94,7 @@ def _with_wide_products(graph: OpGraph) -> OpGraph:
     names = _NewNames(graph)
 
     def rewrite(node: GraphNode) -> list[GraphNode] | GraphValue:
-        inner = makers.get(node.values[0]) if node.attributes.get("target") in RESHAPES else None
+        inner = makers.get(node.values[0]) if node.attributes.get("target") is aten.reshape.default else None
         target = None if inner is None else inner.attributes.get("target")
         if inner is None or target not in (aten.mm.default, aten.bmm.default) or uses[inner.result] > 1:
             return [node]
@@ -123,7 +126,7 @@ def _with_wide_products(graph: OpGraph) -> OpGraph:
 
 def _apart(node: GraphNode | None) -> GraphValue | None:
     """Return the operand of a node if that is a reshape."""
-    return node.values[0] if node is not None and node.attributes.get("target") in RESHAPES else None
+    return node.values[0] if node is not None and node.attributes.get("target") is aten.reshape.default else None
 
 
 def _turns(node: GraphNode) -> bool:

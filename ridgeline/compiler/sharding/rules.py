@@ -395,8 +395,7 @@ def _attention(node: GraphNode) -> OpRule:
 
 
 RESHAPES = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
-    aten.squeeze.dims, aten.squeeze.default,
+    aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
 )  # fmt: skip
 LAID_OUT_RULES: dict[object, Callable[[GraphNode, Sequence[TensorLayout]], OpRule | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),

@@ -25,22 +25,22 @@ from ridgeline.compiler.sharding.collectives import (
 from ridgeline.compiler.sharding.layout import MeshShape, TensorLayout, joined_segments, part_of_rank
 from ridgeline.compiler.sharding.partition import ShardedGraph
 from ridgeline.compiler.sharding.products import batched_product, product
+from ridgeline.compiler.targets import CpuTarget, Target
 from ridgeline.parallel.axis import Axis
 
 aten = torch.ops.aten
 FRESH = (product, batched_product, aten.mm.default, aten.bmm.default)  # what makes a tensor of its own
 
 
-def program_of(graph: OpGraph, axes: Mapping[str, Axis], device: torch.device | None = None) -> CompiledProgram:
+def program_of(graph: OpGraph, axes: Mapping[str, Axis], target: Target | None = None) -> CompiledProgram:
     """Return the program of a rank for a partitioned graph, with kernels as any graph gets them.
 
-    axes: the rank's neighbours by the names of the mesh's axes. device: where it runs; None: on a CPU. On others each
-    op is torch's.
+    axes: the rank's neighbours by the names of the mesh's axes. target: where it runs; None: on a CPU.
     """
+    target = CpuTarget() if target is None else target
     graph = canonicalize(graph)  # first: sums may overwrite what nothing else takes by then
-    if device is not None and device.type != "cpu":
-        return CompiledProgram(verify(bound_graph(on_device(graph, device), axes)))
-    return CompiledProgram(verify(fuse(bound_graph(graph, axes))))
+    graph = bound_graph(on_device(graph, torch.device(target.device)), axes)
+    return CompiledProgram(verify(fuse(graph)), target)
 
 
 def bound_graph(graph: OpGraph, axes: Mapping[str, Axis]) -> OpGraph:
