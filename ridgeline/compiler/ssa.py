@@ -1,10 +1,11 @@
-"""Static single assignment: the form of a program of blocks and jumps in which each variable is written once. Graphs of `graph.py` have this form from the start, since they have no jumps.
+"""Static single assignment: the form of a program of blocks and jumps in which each variable is written once. Graphs
+of `graph.py` have this form from the start, since they have no jumps.
 
     dominators           Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm" (2001), figure 3
     dominance frontiers  the same, figure 5
     liveness             variables that are read before they are written again, backwards to a fixed point
     φ                    Cytron et al., "Efficiently Computing Static Single Assignment Form" (1991), section 5.1: at
-                         the iterated frontier of a variable's writes, where the variable is live; then names, section 5.2
+                         the iterated frontier of a variable's writes, where it is live; then names, section 5.2
 
 A variable that is read before any write has the name `NAME.0`, which the caller gives.
 """
@@ -256,6 +257,6 @@ def written_twice(program: FlowProgram) -> Sequence[str]:
     """Return the variables of a program that more than one instruction or φ writes."""
     seen, twice = set[str](), list[str]()
     for block in program.blocks.values():
-        for each in (*block.phis, *block.instructions):
-            (twice.append if each.target in seen else seen.add)(each.target)
+        for target in (*(each.target for each in block.phis), *(each.target for each in block.instructions)):
+            (twice.append if target in seen else seen.add)(target)
     return twice

@@ -38,7 +38,7 @@ from ridgeline.layers.heads import Heads
 from ridgeline.weights.loader import load_weights, read_model_config
 
 # An exporter knows torch's functions, and none of our kernels
-_TORCH = {name: "torch" for name, op in OPS.items() if any(each.name == "torch" for each in op.implementations)}
+TORCH_OPS = {name: "torch" for name, op in OPS.items() if any(each.name == "torch" for each in op.implementations)}
 
 
 def _rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ def open_network(folder: Path, context: int) -> CachedNetwork:
     config = read_model_config(folder)
     check_exportable(config.spec)
     positions = min(context, config.spec.max_position_embeddings)
-    ops, cpu = Ops(Platform(device_type="cpu"), _TORCH), torch.device("cpu")
+    ops, cpu = Ops(Platform(device_type="cpu"), TORCH_OPS), torch.device("cpu")
     ops.rope = _rope
     decoder = Decoder(config.spec, ops, dtype=torch.float32, device=cpu, max_positions=positions)
     load_weights(decoder, folder, config.weights)
