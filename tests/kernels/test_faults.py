@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import ridgeline.kernels
 from ridgeline.kernels.base.faults import one_by_one, reused_barriers
 
 KERNEL = """
@@ -55,3 +59,22 @@ def test_products_one_by_one_are_told_from_a_group() -> None:
     assert one_by_one((product + wait) * 4)
     assert not one_by_one(product * 4 + wait)
     assert not one_by_one("HMMA.16816.F32.BF16 R4, R8, R10, R4 ;\n" + wait)
+
+
+def redefined(text: str) -> list[int]:
+    """Lines that define a constant in an unrolled loop, once for each of its turns."""
+    loops = [
+        each
+        for each in ast.walk(ast.parse(text))
+        if isinstance(each, ast.For) and "static_range" in ast.unparse(each.iter)
+    ]
+    inner = (each for loop in loops for each in ast.walk(loop) if isinstance(each, ast.AnnAssign))
+    return [each.lineno for each in inner if "constexpr" in ast.unparse(each.annotation)]
+
+
+def test_no_unrolled_loop_defines_a_constant() -> None:
+    """Triton 3.6 refuses that, and 3.9, for which tests compile, does not."""
+    loop = "for x in {}(4):\n    EACH: tl.constexpr = 2"
+    assert [redefined(loop.format(each)) for each in ("range", "tl.static_range", "gl.static_range")] == [[], [2], [2]]
+    files = sorted(Path(ridgeline.kernels.__path__[0]).rglob("*.py"))
+    assert {path.name: found for path in files if (found := redefined(path.read_text()))} == {}

@@ -133,6 +133,7 @@ def unpack_kernel(
     GROUP: tl.constexpr, LEVELS: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Write 64 rows by 64 inputs of matrices in the order of packed.py. Grid (panels, tiles of all experts)."""
+    EACH: tl.constexpr = 128 // GROUP  # here, since Triton 3.6 lets an unrolled loop define no constant
     panel, tile = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = tile * (I // 64) + panel
     word_at = tl.arange(0, 1024)
@@ -147,7 +148,6 @@ def unpack_kernel(
     for product in tl.static_range(4):
         # The places of bits and of scales are those of packed.py
         if LEVELS:
-            EACH: tl.constexpr = 128 // GROUP
             scale_at = (tile * (I // 128) + panel // 2) * (64 * EACH) + (word_at // 32 * 2 + high_row) * EACH
             scale_at += panel % 2 * (EACH - 1)
             scale = tl.load(scale_ptr + scale_at).to(tl.float32)
@@ -176,10 +176,18 @@ def _aot() -> AotKernel:
     return AotKernel(widen_kernel, signature, shape, num_warps=4, hot=True, archs=ONE_OF_EACH)
 
 
-def _aot_unpack() -> AotKernel:
-    signature = {"code_ptr": "*i16", "scale_ptr": "*u8", "zero_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
-    shape = {"O": 5760, "I": 2880, "GROUP": 32, "LEVELS": False, "ZEROS": False, "FACTOR": False}
+def _aot_unpack(levels: bool) -> AotKernel:
+    scale, group = ("*fp16", 128) if levels else ("*u8", 32)
+    signature = {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": "*u8", "factor_ptr": "*fp32", "y_ptr": "*bf16"}
+    shape = {
+        "O": 5760,
+        "I": 2944 if levels else 2880,
+        "GROUP": group,
+        "LEVELS": levels,
+        "ZEROS": False,
+        "FACTOR": False,
+    }
     return AotKernel(unpack_kernel, signature, shape, num_warps=4, hot=True, archs=("sm_90",))
 
 
-AOT = (_aot(), _aot_unpack())
+AOT = (_aot(), _aot_unpack(False), _aot_unpack(True))
