@@ -118,6 +118,17 @@ class Kernel:
         self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.c_int(threads), held)
         return found.value
 
+    def clusters(self, threads: int, blocks: int) -> int:
+        """Return the number of clusters of so many blocks, of so many threads each, that run at the same time.
+
+        The kernel is compiled for clusters of this size.
+        """
+        found, three = ctypes.c_int(), ctypes.c_uint * 3
+        config = _LaunchConfig(three(blocks, 1, 1), three(threads, 1, 1), self._shared, None, None, 0)
+        query = "cuOccupancyMaxActiveClusters"
+        self._driver.call(query, ctypes.byref(found), self._kernel, ctypes.byref(config))
+        return found.value
+
 
 def tensor_map(driver: CudaDriver, matrix: tuple[int, int, int], item: int, box: tuple[int, int]) -> ctypes.Array[Any]:
     """Return the 128 bytes by which TMA reads boxes of a row-major matrix, with a swizzle of 128 bytes.

@@ -133,31 +133,33 @@ template <int COUNT> struct ClusterMail {
   float4 words[COUNT][32];
   Mbarrier barrier;
 
-  // Get ready to receive, and tell the cluster, which is waited for in over_cluster: loads can start in between.
+  // Get ready to receive. Who sends waits for the cluster before; between cluster_arrive and cluster_wait loads can start.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x == 0) {
       mbarrier_init(&barrier, 1);
       fence_mbarrier_init();
-      mbarrier_expect(&barrier, COUNT * 32 * 16);
+      again();
     }
     __syncwarp();
-    cluster_arrive();
   }
+  __device__ __forceinline__ void again() { mbarrier_expect(&barrier, COUNT * 32 * 16); }  // by one thread
 };
 
 // All blocks of the cluster give their threads' common statistics to all. The first warp sends them by st.async, whose bytes
 // the receiver's mbarrier counts. A barrier of the cluster would do too, but it would wait until the whole GPU sees all that
 // the block has stored.
+//
+// turn: how often this mail was received in before. Blocks that stay take two mails by turns: who sends the next has read the
+// last, so the one before it is free.
 template <int BLOCKS, int COUNT, class S>
-__device__ __forceinline__ void over_cluster(S (&own)[COUNT], ClusterMail<COUNT> *mail) {
+__device__ __forceinline__ void over_cluster(S (&own)[COUNT], ClusterMail<COUNT> *mail, int turn = 0) {
   constexpr int COPIES = 32 / BLOCKS;
   int lane = threadIdx.x % 32;
-  cluster_wait();
 #pragma unroll
   for (int r = 0; r < COUNT; ++r)
     if (threadIdx.x < 32)
       store_async(&mail->words[r][cluster_rank() * COPIES + lane / BLOCKS], own[r].words(), &mail->barrier, lane % BLOCKS);
-  mbarrier_wait_cluster(&mail->barrier, 0);
+  mbarrier_wait_cluster(&mail->barrier, turn % 2);
 #pragma unroll
   for (int r = 0; r < COUNT; ++r) own[r] = over_warp(lane < BLOCKS ? S::of(mail->words[r][lane * COPIES]) : S::none());
 }

@@ -132,12 +132,14 @@ def _of_rows(rung: MemoryRung, shape: MatrixShape, cut: RowCut | None, blocks: i
     shared = shared_bytes(rung, cut)
     if rung.kind == "cluster":
         return RungLaunch((groups * cut.cluster, 1, 1), (cut.threads, 1, 1), arguments, cut.cluster, shared)
-    return RungLaunch((min(groups, blocks), 1, 1), block, arguments, shared=shared)
+    grid = min(groups, max(1, blocks // cut.cluster)) * cut.cluster
+    return RungLaunch((grid, 1, 1), block, arguments, cut.cluster, shared)
 
 
 def shared_bytes(rung: MemoryRung, cut: RowCut) -> int:
     """Return the bytes of dynamic shared memory of a block: what a cluster's blocks send and merge, or rows ahead."""
+    mail = cut.rows * 32 * 16 + 16
     if rung.kind == "cluster":
-        return cut.rows * 32 * 16 + 16 + cut.rows * 32 * STATISTIC[rung.kernel]
+        return mail + cut.rows * 32 * STATISTIC[rung.kernel]
     stages = cut.ahead + 1 if cut.ahead else 0
-    return stages * cut.vectors * cut.threads * cut.rows * 16
+    return stages * cut.vectors * cut.threads * cut.rows * 16 + (2 * mail if rung.clusters else 0)

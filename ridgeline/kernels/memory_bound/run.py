@@ -49,7 +49,9 @@ class LoadedRung:
         )  # fmt: skip
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self.blocks = multiprocessors * RESIDENT
-        if rung.kind == "stays" and divided:
+        if rung.clusters and divided:
+            self.blocks = cluster * self._kernel.clusters(divided.threads, cluster)
+        elif rung.kind == "stays" and divided:
             self.blocks = multiprocessors * self._kernel.resident(divided.threads * divided.rows)
         elif rung.kind == "grid":
             self.blocks = multiprocessors * min(RESIDENT, self._kernel.resident(THREADS))

@@ -56,7 +56,7 @@ class MemoryRung:
     kind: of rungs of rows "block" (256 threads a row), "registers" (the row in one block's registers), "stays" (blocks
     walk over rows), "cluster" (the row in the registers of several blocks); of reductions "adds" (atomics to a result
     that is zero before), "two" (launches), "grid".
-    ahead: rows on their way.
+    ahead: rows on their way. clusters: blocks that stay are those of clusters.
     passes: times that a number is read from L1 or L2. launches: of the same kernel.
     registers: the most a thread may have.
     """
@@ -72,6 +72,7 @@ class MemoryRung:
     multiple: int = 1
     kind: str = ""
     ahead: int = 0
+    clusters: bool = False
     passes: int = 1
     launches: int = 1
     registers: int = 255
@@ -99,17 +100,18 @@ class MemoryRung:
             each = 4 if vectors <= 4 * MOST_THREADS else 8
             cut = _of_warps(vectors, each)
             return cut if cut.threads <= MOST_THREADS else None
-        if self.kind == "stays":
+        if self.kind == "stays" and not self.clusters:
             cut = _of_warps(vectors, 4, self.ahead)
             most = MOST_THREADS if self.ahead else MOST_THREADS // 2  # rows in registers take more of these
             return cut if cut.threads <= most else None
-        if self.kind != "cluster" or vectors <= 4 * THREADS:
+        if not (self.kind == "cluster" or self.clusters) or vectors <= 4 * THREADS:
             return None
+        least = 2 * THREADS if self.clusters else THREADS  # threads of a block, while more blocks can be had
         cluster = 2
-        while cluster < MOST_CLUSTER and vectors > cluster * 4 * THREADS:
+        while cluster < MOST_CLUSTER and vectors > cluster * 4 * least:
             cluster *= 2
         threads = _of_warps(-(-vectors // cluster), 4).threads
-        return RowCut(threads, cluster=cluster) if threads <= MOST_THREADS else None
+        return RowCut(threads, cluster=cluster, ahead=self.ahead) if threads <= MOST_THREADS else None
 
     def code(self, cut: RowCut | None) -> RungCode:
         """Return the file and its definitions."""
@@ -124,8 +126,12 @@ class MemoryRung:
                 found["AHEAD"] = str(cut.ahead)
                 name += f"-{cut.ahead}-{most}"
             else:
-                found |= {"CLUSTER": str(cut.cluster), "ROWS": str(cut.rows)}
-                name += f"-{cut.cluster}-{cut.rows}-{most}"
+                found["ROWS"] = str(cut.rows)
+            if self.kind == "cluster" or self.clusters:
+                found["CLUSTER"] = str(cut.cluster)
+                name += f"-{cut.cluster}"
+            if self.kind == "cluster":
+                name += f"-{cut.rows}-{most}"
         return RungCode(name, self.source, self.arch, found)
 
 
@@ -156,6 +162,7 @@ def _norms(op: str) -> Iterator[MemoryRung]:
     ahead = ("LDGSTS.E.BYPASS.128", "LDS.128", "SHFL.BFLY", "STG.E.128")
     yield replace(stays, name="cp_async", ahead=1, needs=ahead)
     yield replace(stays, number=6, name="cluster", file="", kind="cluster", needs=(*vectors, "STAS.128"))
+    yield replace(stays, number=7, name="cluster_ahead", ahead=1, clusters=True, needs=(*ahead, "STAS.128"))
 
 
 RUNGS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def shapes(rung: MemoryRung) -> list[MatrixShape]:
             MatrixShape(rung.tile + 3 * step, 2 * rung.tile + 5 * step),
             MatrixShape(step, step),
         ]
-    if rung.kind == "cluster":
+    if rung.kind == "cluster" or rung.clusters:
         return [MatrixShape(1, 16384), MatrixShape(2, 9000 + 16 * step), MatrixShape(1, 8192 + step)]
     if rung.kind in ("block", "registers", "stays"):
         return [MatrixShape(7, 1024), MatrixShape(9, 1000 + 16 * step), MatrixShape(2, step)]
@@ -94,7 +95,7 @@ def test_whole_pieces_parts_of_them_and_the_smallest(rung: MemoryRung, folder: P
         assert result(rung, shape, folder, order=order)[0] == "", shape
 
 
-CLUSTERS = [rung for rung in RUNGS if rung.kind == "cluster"]
+CLUSTERS = [rung for rung in RUNGS if rung.kind == "cluster" or rung.clusters]
 
 
 @pytest.mark.few(1)
@@ -102,6 +103,7 @@ CLUSTERS = [rung for rung in RUNGS if rung.kind == "cluster"]
 @pytest.mark.parametrize("cut", [RowCut(64, 1, 4, 4), RowCut(32, 3, 1, 8), RowCut(96, 2, 4, 2)], ids=str)
 def test_the_blocks_of_a_cluster_divide_rows(rung: MemoryRung, cut: RowCut, folder: Path) -> None:
     """The last block has fewer columns than the others, or none, and the last cluster fewer rows."""
+    cut = replace(cut, rows=1, ahead=cut.rows) if rung.clusters else cut
     for columns, order in ((cut.columns - 8, 2), (cut.columns, 1), (cut.columns * (cut.cluster - 1) // cut.cluster, 3)):
         assert result(rung, MatrixShape(3 * BLOCKS - 1, columns), folder, cut, order)[0] == "", columns
 

@@ -17,6 +17,7 @@ norms(const Element *x, const Element *weight, const Element *bias, Element *y, 
   auto *slots = reinterpret_cast<Moments(*)[32]>(mail + 1);
   int rank = cluster_rank(), first = blockIdx.x / CLUSTER * ROWS, width = columns / 8, known = 0;
   mail->begin();
+  cluster_arrive();
   Vector own[ROWS][VECTORS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r)
@@ -49,6 +50,7 @@ norms(const Element *x, const Element *weight, const Element *bias, Element *y, 
     stay_narrow(own[r]);
   }
   over_block(all, slots);
+  cluster_wait();
   over_cluster<CLUSTER>(all, mail);
   float scale[ROWS];
 #pragma unroll

@@ -13,6 +13,7 @@ softmax(const Element *x, Element *y, int rows, int columns) {
   auto *slots = reinterpret_cast<Exponentials(*)[32]>(mail + 1);
   int rank = cluster_rank(), first = blockIdx.x / CLUSTER * ROWS, width = columns / 8, known = 0;
   mail->begin();
+  cluster_arrive();
   Vector own[ROWS][VECTORS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r)
@@ -41,6 +42,7 @@ softmax(const Element *x, Element *y, int rows, int columns) {
     stay_narrow(own[r]);
   }
   over_block(all, slots);
+  cluster_wait();
   over_cluster<CLUSTER>(all, mail);
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
