@@ -19,7 +19,7 @@ import transformers
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ridgeline.kernels.small.log_mel.op import mel_filters
-from ridgeline_bench.scripts.senses import chunks, drawn, hear, networks, see, split, spoken
+from ridgeline_bench.scripts.senses import beside, chunks, drawn, hear, networks, see, split, spoken
 from ridgeline_bench.scripts.senses.drawn import Artist, DrawnPicture, facts_of, right_facts
 
 
@@ -292,3 +292,25 @@ def test_chunks_are_read_once_each(tmp_path: Path) -> None:
         found += [float(each["number"][0]) for each in islice(makers.new(), 2)]
     makers.close()
     assert sorted(found) == sorted(Random(f"3 {number}").random() for number in range(5))
+
+
+def test_a_projector_beside_a_q_former_is_stored_and_drawn() -> None:
+    end = {
+        "parameters": 7,
+        "captions": {"bars": {"facts": 0.25}, "word": {"facts": 0.5}},
+        "answers": {"bars": {"right": 0.75}},
+    }
+    report = {
+        "device": "a GPU", "versions": {"torch": "2.11"}, "commit": "abc", "batch": 8, "steps": 100, "seconds": 3.0,
+        "log": [
+            {"step": 50, "projector": 2.0, "qformer": 3.0, "seconds": 1}, {"step": 100, "projector": 1, "qformer": 1.5}
+        ],
+        "projector": end, "qformer": end | {"parameters": 9},
+    }  # fmt: skip
+    first, _, last = lines = list(beside.lines_of(report))
+    assert (first["projector"], first["qformer"], first["machine"]["commit"]) == (2.0, 3.0, "abc")
+    assert last["qformer"] == {"parameters": 9, "facts": {"bars": 0.25, "word": 0.5}, "answers": {"bars": 0.75}}
+    shown = beside.drawing(lines)
+    assert shown.count("Q-Former") >= 2
+    assert "100 equal steps of 8 pictures" in shown
+    assert "1 bars, 2 word" in shown

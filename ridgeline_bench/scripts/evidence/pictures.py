@@ -203,6 +203,12 @@ def memory_bound() -> str:
     return _written(lambda path: bytes_page.draw(newest(bytes_page.LADDER), path))
 
 
+def q_former() -> str:
+    from ridgeline_bench.scripts.senses import beside
+
+    return beside.drawing(_lines("h200-q-former.jsonl"))
+
+
 def training_precision() -> str:
     from ridgeline_bench.scripts import training_precision
 
@@ -261,6 +267,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "docs/images/picture-work.svg": picture_work,
     "docs/images/pictures-in-models.svg": pictures_in_models,
     "docs/images/preemption.svg": preemption,
+    "docs/images/q-former.svg": q_former,
     "docs/images/quantization.svg": quantization,
     "docs/images/scaling-laws.svg": scaling_laws,
     "docs/images/sequence-lengths.svg": sequence_lengths,
