@@ -93,6 +93,13 @@ template <class S> __device__ __forceinline__ S over_warp(S own) {
   return own;
 }
 
+// The mean of all first, and then each lane's squares about it: merged in pairs, each of five steps would divide.
+template <> __device__ __forceinline__ Moments over_warp(Moments own) {
+  float count = over_warp(Sum{own.count}).value, sum = over_warp(Sum{own.count * own.mean}).value;
+  float mean = count > 0 ? sum * inverse(count) : 0, apart = own.mean - mean;
+  return {count, mean, over_warp(Sum{own.squares + own.count * apart * apart}).value};
+}
+
 // A block's threads have a part of each of COUNT rows; what lies along y are other rows, of one warp each. `slots`: 32 for
 // each row in shared memory, used by no other call up to the next barrier of the block but one.
 template <int COUNT, class S> __device__ __forceinline__ void over_block(S (&own)[COUNT], S (*slots)[32]) {
