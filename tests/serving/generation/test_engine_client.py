@@ -76,15 +76,28 @@ class ScriptedEngine:
         self.api = b""
         self._unread: list[FromFace] = []
 
+    def _hear(self) -> None:
+        """Take what has come, and answer greetings."""
+        for connection, message in self.socket.receive(0):
+            self.api = connection
+            self._unread.append(message)
+            if isinstance(message, Hello):
+                self.say(Welcome(facts=EngineFacts(process_id=self.process.pid, **FACTS)))
+
+    async def greet(self, api: ApiServer) -> None:
+        """Answer greetings until the API server knows the engine. It greets again if an answer comes late."""
+
+        def known() -> bool:
+            self._hear()
+            return api.client.facts is not None
+
+        await until(known)
+
     async def heard(self, kind: type[Any]) -> Any:
         """The next message of this kind; greetings are answered meanwhile."""
         async with asyncio.timeout(PATIENCE):
             while True:
-                for connection, message in self.socket.receive(0):
-                    self.api = connection
-                    self._unread.append(message)
-                    if isinstance(message, Hello):
-                        self.say(Welcome(facts=EngineFacts(process_id=self.process.pid, **FACTS)))
+                self._hear()
                 found = next((message for message in self._unread if isinstance(message, kind)), None)
                 if found is not None:
                     self._unread.remove(found)
@@ -125,8 +138,7 @@ async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[Scripte
     )
     running = asyncio.create_task(api.client.run())
     try:
-        await engine.heard(Hello)
-        await asyncio.wait_for(api.client.wait_until_up(), PATIENCE)
+        await engine.greet(api)
         yield engine, api
     finally:
         running.cancel()
@@ -163,8 +175,7 @@ async def successor(engine: ScriptedEngine, api: ApiServer, folder: Path) -> Asy
     await until(lambda: api.client.facts is None)  # or what was sent to the old one may still reach the next
     following = ScriptedEngine(folder / "socket")
     try:
-        await following.heard(Hello)
-        await until(lambda: api.client.facts is not None)
+        await following.greet(api)
         yield following
     finally:
         following.die()
