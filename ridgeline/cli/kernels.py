@@ -172,6 +172,7 @@ def check(
     ops: Annotated[str, typer.Argument(help="A part of ops' names; all when none is given.")] = "",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu, where Triton's kernels are interpreted.")] = "auto",
     cuts: Annotated[bool, typer.Option("--cuts", help="Every cut that a sweep tries as well, on a GPU.")] = False,
+    every: Annotated[int, typer.Option(min=1, help="Only each so-many-th case, and what all would take.")] = 1,
     seconds: Annotated[float, typer.Option(min=0, help="Of all, compiling included; 0: no limit.")] = 0.0,
     processes: Processes = 0,
     json_lines: Lines = None,
@@ -184,7 +185,7 @@ def check(
     from ridgeline_bench.sweep.check import CheckOptions
     from ridgeline_bench.sweep.tools import run_check
 
-    options = CheckOptions(ops=ops, cuts=cuts, seconds=seconds, processes=_number(processes))
+    options = CheckOptions(ops=ops, cuts=cuts, every=every, seconds=seconds, processes=_number(processes))
     if not run_check(options, where, json_lines, commit):
         raise typer.Exit(1)
 

@@ -30,10 +30,15 @@ REFERENCES = ("torch", "reference")  # which have no kernels of ours
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What is checked. ops: a part of their names. cuts: every cut that a sweep would try, too. seconds: of all."""
+    """The extent of a check.
+
+    ops: a part of their names. cuts: every cut that a sweep would try, too. every: each so-many-th case alone.
+    seconds: of all. processes: that compile.
+    """
 
     ops: str = ""
     cuts: bool = False
+    every: int = 1
     seconds: float = 0.0
     processes: int = 1
 
@@ -89,7 +94,7 @@ def cases_to_check(options: CheckOptions, device: str) -> list[CaseCheck]:
             cuts = tuple(known.candidates(case)) if known is not None else ()
             if names or cuts:
                 found.append(CaseCheck(name, case, (*names, *cuts), device, dtype))
-    return found
+    return found[:: options.every]
 
 
 def _ways(op: Op[Any], device: str) -> list[Implementation]:

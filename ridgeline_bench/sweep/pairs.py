@@ -17,6 +17,7 @@ from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.sweep import Job
 
 DEVICE = "cuda"
+SHORTEST = 3e-6  # seconds of a launch behind another, however little it moves
 TIMED = 2e-3  # seconds of the launches of one timing, at least
 
 
@@ -96,7 +97,7 @@ class _Prepared:
     """Checks a job and captures its launches. Errors of a cut are its own unless the device is broken."""
 
     def __init__(self, sweep: OpSweep, calls: list[Any], least: float) -> None:
-        self._sweep, self._calls, self._least = sweep, calls, least
+        self._sweep, self._calls, self._least = sweep, calls, max(least, SHORTEST)
 
     def __call__(self, job: Job) -> Timer:
         try:

@@ -51,11 +51,13 @@ def run_check(options: CheckOptions, device: str, records: Path | None, commit: 
         f"Seconds with compiling: {slowest}.",
         soft_wrap=True,
     )
+    if options.every > 1:
+        console.print(f"All cases would take about {options.every * seconds:.0f} s at this rate.")
     if records:
         line = {
             "engine": "ridgeline", "workload": "kernels check", "model": options.ops or "all ops", "metric": "right",
             "value": len(found) - len(wrong), "of": ways, "unit": "runs", "better": "higher", "wrong": len(wrong),
-            "seconds": round(seconds, 1), "device": device, "cuts": options.cuts,
+            "every": options.every, "seconds": round(seconds, 1), "device": device, "cuts": options.cuts,
             "seconds_of": {op: round(used, 2) for op, used in took.items()},
             "failures": [f"{one.op} {one.case} [{one.way}]: {one.failed}" for one in wrong][:50],
             **machine_facts(commit), "command": "ridgeline kernels check",

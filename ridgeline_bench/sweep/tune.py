@@ -103,7 +103,9 @@ def answered(options: TuneOptions, pair: Pair) -> dict[str, Any]:
     started = time.monotonic()
     record, limit = found(pair, options.settings, options.extra_of(pair))
     torch.cuda.empty_cache()
-    trials = [each for each in record.record(_described) if each["outcome"] != "untried"]
+    trials = [
+        each for each in record.record(_described) if each["outcome"] != "untried" and each["predicted"] is not None
+    ]
     return {"took": time.monotonic() - started, "limit_us": 1e6 * limit, "trials": trials}
 
 

@@ -195,13 +195,11 @@ def _tuning(kind: type[Any]) -> Tuning:
     cases += [replace(QWEN3, tokens=tokens, format=Fp8Format(activations="block", block=True)) for tokens in (8, 64)]
 
     def drawn(random: Random) -> Any:
-        """Return experts of shapes between those of small mixtures."""
-        used = random.choice((2, 4, 6, 8))
-        case = ExpertsCase(
-            random.randint(8, 512), 128 * random.randint(8, 32), 128 * random.randint(4, 16),
-            experts=random.choice((16, 32, 64, 128)), used=used,
-        )  # fmt: skip
-        return as_cases(kind, [case])[0]
+        """Return any number of tokens of the experts of a class, or of others of small mixtures."""
+        tokens, widths = random.randint(8, 512), (128 * random.randint(8, 32), 128 * random.randint(4, 16))
+        other = ExpertsCase(tokens, *widths, experts=random.choice((16, 32, 64, 128)), used=random.choice((2, 4, 8)))
+        model = replace(random.choice((QWEN3, GPT_OSS_MXFP4, GRANITE)), tokens=tokens)
+        return as_cases(kind, [random.choice((model, other))])[0]
 
     return Tuning(as_cases(kind, cases), shape, drawn, (Stream, HopperTiles))
 

@@ -23,6 +23,7 @@ from ridgeline.kernels.gemm.fp8.rounding import round_rows
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.cases import ProductCase
 from ridgeline.kernels.gemm.plain.choose import RING, LibraryProduct, Stream, power_of_two
+from ridgeline.kernels.gemm.plain.cuts import drawn_widths
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.predict import H200, ProductShape, stream_seconds
 from ridgeline.kernels.gemm.plain.rounded import Rounded
@@ -125,7 +126,7 @@ def cost(case: ProductCase, cut: Plan) -> float:
     """Return the seconds of a cut by the model, without the rounding of activations, which all of them need."""
     of = product_of(case)
     if isinstance(cut, Stream):
-        return stream_seconds(cut, of)
+        return stream_seconds(cut, of, promote=case.form == "block")
     if isinstance(cut, Tiles):
         rows, columns = (128 if cut.promote else 256) // of.parts, cut.tokens
         laps = -(-(-(-of.outputs // rows) * -(-of.tokens // columns)) // H200.processors)
@@ -139,21 +140,21 @@ def shape(case: ProductCase) -> ShapeClass:
     return choose.class_of(product_of(case), blocked=blocked, between=fed and (not blocked or case.gated))
 
 
-TUNED_TOKENS = (1, 8, 16, 32, 64, 128, 256)
-WIDTHS, GATED = ((2048, 2048), (4096, 4096), (14_336, 4096), (8192, 1024)), ((2048, 8192), (4096, 14_336))
+TUNED_TOKENS = (1, 8, 32, 64, 128, 256)
+WIDTHS, GATED = ((4096, 4096), (14_336, 4096), (8192, 1024)), ((2048, 8192), (4096, 14_336))
 FORMATS = (Fp8Format(), Fp8Format(activations="block", block=True))
 
 
 def drawn(random: Random) -> Fp8Case:
-    """Return a product of shapes between those of small models."""
-    sizes = 128 * random.randint(6, 112), 128 * random.randint(6, 112)
+    """Return a product of any number of tokens, with widths of a class or with others of small models."""
+    sizes = random.choice((random.choice(WIDTHS), drawn_widths(random)))
     return Fp8Case(random.randint(1, 256), *sizes, random.choice(FORMATS))
 
 
 def drawn_gated(random: Random) -> Fp8NormCase:
     """Return one with a norm before and a gate behind."""
-    of = drawn(random)
-    return Fp8NormCase(of.tokens, of.in_width, 2 * of.out_width, of.format, gate="silu")
+    inputs, outputs = random.choice((random.choice(GATED), drawn_widths(random)))
+    return Fp8NormCase(random.randint(1, 256), inputs, 2 * outputs, random.choice(FORMATS), gate="silu")
 
 
 OP_CUTS = {

@@ -22,7 +22,8 @@ from ridgeline.kernels.small.norm.triton import rms_norm
 
 ROWS_TOKENS = 4  # up to which these are worth a try
 NARROWEST = 256  # inputs, at least
-LAUNCH = 2.0e-6  # of a kernel beside the product, for a norm or a gate
+LAUNCH = 2.0e-6  # seconds of a kernel beside the product, for a norm or a gate
+LIBRARY_START = 3.0e-6  # seconds of the library's product beside its bytes and FLOPs
 
 
 Try = RowsPlan | Stream | LibraryProduct
@@ -81,8 +82,8 @@ def cost(case: Case, cut: Try) -> float:
     beside = LAUNCH if norm else 0.0
     if isinstance(cut, Stream):
         return beside + stream_seconds(cut, of)
-    library = max(of.weight / H200.memory / 0.8, 2 * of.tokens * of.weight / of.itemsize / H200.matrix / 0.7)
-    return beside + library + LAUNCH * (2 if of.gated else 1)
+    library = of.weight / H200.memory + 2 * of.tokens * of.weight / of.itemsize / H200.matrix
+    return beside + LIBRARY_START + library + (LAUNCH if of.gated else 0.0)
 
 
 def _norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue, *, cut: Try) -> tuple[Tensor, Tensor]:
@@ -110,8 +111,8 @@ def with_cut(function: Callable[..., Any], cut: Try) -> Callable[..., Any]:
 
 
 # (inputs, outputs) of projections of models with 0.6 to 14 billion parameters, without and with a norm before
-WIDTHS = ((1024, 4096), (2048, 2048), (4096, 4096), (4096, 6144), (8192, 2048), (14_336, 4096), (5120, 5120))
-NORMED = ((1024, 3072, "silu"), (2048, 8192, "silu"), (4096, 14_336, "silu"), (2048, 3072, None), (4096, 6144, None))
+WIDTHS = ((2048, 2048), (4096, 4096), (4096, 6144), (8192, 2048), (14_336, 4096))
+NORMED = ((1024, 3072, "silu"), (2048, 8192, "silu"), (4096, 14_336, "silu"), (4096, 6144, None))
 KINDS = (RowsPlan, Stream, LibraryProduct)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -122,15 +123,22 @@ def shape(case: Case) -> ShapeClass:
 
 
 def drawn(random: Random) -> LinearCase:
-    """Return a product of shapes between those of small models."""
+    """Return a product of any number of tokens, with widths of a class or with others of small models."""
     tokens = random.choice((1, 2, 3, 4)) if random.random() < 0.3 else random.randint(5, 256)
-    return LinearCase(tokens, 128 * random.randint(6, 112), 128 * random.randint(6, 112))
+    return LinearCase(tokens, *random.choice((random.choice(WIDTHS), drawn_widths(random))))
+
+
+def drawn_widths(random: Random) -> tuple[int, int]:
+    """Return inputs and outputs that a model of up to some 14 billion parameters might have."""
+    return 128 * random.randint(6, 112), 128 * random.randint(6, 112)
 
 
 def drawn_normed(random: Random) -> NormLinearCase:
     """Return one behind a norm, half of them gated."""
-    of = drawn(random)
-    return NormLinearCase(of.tokens, min(of.in_width, 8192), of.out_width, gate=random.choice((None, "silu")))
+    inputs, outputs = drawn_widths(random)
+    other = min(inputs, 8192), outputs, random.choice((None, "silu"))
+    inputs, outputs, gate = random.choice((random.choice(NORMED), other))
+    return NormLinearCase(drawn(random).tokens, inputs, outputs, gate=gate)
 
 
 OP_CUTS = {

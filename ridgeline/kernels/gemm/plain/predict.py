@@ -24,15 +24,19 @@ class GpuRates(NamedTuple):
 
     processors: int = 132
     memory: float = 4.42e12
-    cache: float = 9e12
-    matrix: float = 750e12
+    cache: float = 21.7e12
+    matrix: float = 940e12
 
 
 H200 = GpuRates()
-START = 2.0e-6  # of a launch behind another, with the first bytes of a program
+START = 1.46e-6  # of a launch behind another, with the first bytes of a program
 IN_FLIGHT = 36_000.0  # bytes on their way to a multiprocessor that use its share of the memory
-LAP = 0.4e-6  # from the end of a tile to the products of the next one
-MEET = 1.0e-6  # of programs that share a tile
+ALONE = 2.45  # times its share of the memory that a multiprocessor can use if others are idle
+LAP = 0.36e-6  # from the end of a tile to the products of the next one
+STEP = 0.037e-6  # of a block of inputs beside its products
+PROMOTE = 0.098e-6  # of 128 inputs of 64 x 128 sums that leave the matrix units
+MEET, ADDED = 0.83e-6, 14e-12  # of programs that share a tile; of a byte of their sums
+FMA = 14e12  # products a second of the vector units, with what makes operands of 16-bit numbers
 ROW_START = 0.25e-6  # of a program that prepares x, without the bytes
 REGISTERS, WARPS = 65_536, 64  # of a multiprocessor
 
@@ -63,20 +67,23 @@ def class_of(of: ProductShape, *, norm: bool) -> ShapeClass:
     return ShapeClass(f"{'norm ' if norm else ''}{'gate' if of.gated else ''}".strip(), (tokens, of.inputs, of.outputs))
 
 
-def stream_seconds(cut: Stream, of: ProductShape, gpu: GpuRates = H200) -> float:
-    """Return the seconds of hopper/stream.py."""
+def stream_seconds(cut: Stream, of: ProductShape, gpu: GpuRates = H200, *, promote: bool = False) -> float:
+    """Return the seconds of hopper/stream.py. promote: sums leave the matrix units after each 128 inputs."""
     items, columns = cut.items(of.tokens, of.outputs), -(-of.tokens // cut.tokens)
     stage = (cut.rows * of.parts + cut.tokens) * cut.block * of.itemsize
     steps = -(-of.inputs // (cut.block * cut.split))
     laps, busy = -(-items // gpu.processors), min(items, gpu.processors)
     flight = min(1.0, min(cut.stages, steps) * stage / IN_FLIGHT)
-    share = flight * min(gpu.memory / busy, 2 * gpu.memory / gpu.processors)  # of the memory, of a busy multiprocessor
+    share = flight * min(
+        gpu.memory / busy, ALONE * gpu.memory / gpu.processors
+    )  # of the memory, of a busy multiprocessor
     fresh = cut.rows * of.parts * cut.block * of.itemsize / columns
     read = steps * (fresh / share + (stage - fresh) / (gpu.cache / gpu.processors))
     rate = gpu.matrix * 2 / of.itemsize / gpu.processors
-    multiplied = steps * 2 * cut.rows * of.parts * max(cut.tokens, 16) * cut.block / rate
-    sums = cut.rows * of.parts * cut.tokens * 4
-    meeting = MEET + sums * (1 + cut.split) / (gpu.cache / gpu.processors) if cut.split > 1 else 0.0
+    sums = cut.rows * of.parts * cut.tokens
+    promoted = PROMOTE * cut.block / 128 * sums / 8192 if promote or cut.promote else 0.0
+    multiplied = steps * (2 * cut.rows * of.parts * max(cut.tokens, 16) * cut.block / rate + STEP + promoted)
+    meeting = MEET + 4 * sums * (1 + cut.split) * ADDED if cut.split > 1 else 0.0
     return START + laps * (max(read, multiplied) + LAP) + meeting
 
 
@@ -96,4 +103,5 @@ def rows_seconds(cut: RowsPlan, of: ProductShape, gpu: GpuRates = H200, *, norm:
     begun = min(tiles, places) if cut.programs else tiles  # each of which reads x
     again = begun * of.tokens * of.inputs * of.itemsize * (2 if norm else 1) / gpu.cache
     starts = ROW_START * (1 if cut.programs else laps)
-    return START + read + again + starts
+    multiplied = of.tokens * of.weight / of.itemsize / FMA
+    return START + read + 0.5 * multiplied + again + starts

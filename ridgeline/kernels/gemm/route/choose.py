@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ridgeline.kernels.base.tuned import ShapeClass
 
 FEW_TOKENS = 128  # beyond, three launches are faster than few.py on the vector units
-MATRIX_TOKENS = range(0)  # for which few.py is faster on the matrix units
+MATRIX_TOKENS = range(40, 257)  # for which few.py is faster on the matrix units
 MATRIX_BLOCK = 4096  # the longest row that 16 warps hold beside those of 16 experts
 MOST_TOKENS, MOST_EXPERTS = 256, 1024  # for which few.py has memory where its programs meet
 ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
@@ -78,11 +78,11 @@ def choose(tokens: int, width: int, experts: int, *, fixed: bool = False, itemsi
 
 def _matrix(tokens: int, width: int, experts: int) -> Few | None:
     """Return the cut of few.py on the matrix units, or None. A program takes the least that fills one of their
-    products, 16 experts and 8 tokens; 16 tokens where there would be more programs than multiprocessors."""
+    products, 16 experts and 8 tokens: 16 of either were slower on an H200 for 32, 64 and 256 tokens."""
     block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
     if tokens not in MATRIX_TOKENS or padded > MOST_EXPERTS or block > MATRIX_BLOCK:
         return None
-    each, warps = 16 if tokens > 128 and block <= 2048 else 8, block // 256
+    each, warps = 8, block // 256
     return Few(16, each, block, tile, padded, max(each, warps), warps, matrix=True)
 
 
