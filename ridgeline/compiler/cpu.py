@@ -8,17 +8,20 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
+from ridgeline.compiler.cpu_mapping import CpuText
 from ridgeline.compiler.linalg import KernelText
-from ridgeline.compiler.lower import lower
+from ridgeline.compiler.lower import lower, lower_vectors
 from ridgeline.compiler.mlir import EXTRA
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.base.native import openmp
 
-WORTH_A_THREAD = 1 << 15  # numbers that a thread takes at least: some 10 µs of work, which starting it costs
+WORTH_A_THREAD = 1 << 14  # numbers that a thread takes at least: some 5 µs of work, which waking it costs
 
 
 @cache
@@ -33,7 +36,27 @@ def _llvm() -> tuple[Any, Callable[[], Any]]:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
+    for name, address in _openmp_functions().items():
+        llvm.add_symbol(name, address)
     return llvm, partial(target.create_target_machine, cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+
+
+@cache
+def machine_name() -> str:
+    """Return "avx512" if this processor has those instructions, else ""."""
+    import llvmlite.binding as llvm
+
+    return "avx512" if llvm.get_host_cpu_features().get("avx512f") else ""
+
+
+@cache
+def _openmp_functions() -> dict[str, int]:
+    """Return the addresses of functions of torch's OpenMP by their names; none without it."""
+    if openmp() is None:
+        return {}
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    names = ("omp_get_thread_num", "omp_get_num_threads")
+    return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
 
 
 @cache
@@ -45,9 +68,10 @@ os.register_at_fork(after_in_child=thread_pool.cache_clear)  # its threads are n
 
 
 class MachineCode:
-    """The machine code of a function `kernel` in LLVM's text, which takes so many descriptors of memory."""
+    """The machine code of LLVM's text. parameters: how many descriptors of memory its function `kernel` takes, by which
+    `call` calls it; 0 if it takes none."""
 
-    def __init__(self, text: str, parameters: int) -> None:
+    def __init__(self, text: str, parameters: int = 0) -> None:
         llvm, machine_of = _llvm()
         machine = machine_of()
         module = llvm.parse_assembly(_with_widest_vectors(text))
@@ -59,8 +83,12 @@ class MachineCode:
         self.assembly = machine.emit_assembly(module)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
-        address = self._engine.get_function_address("_mlir_ciface_kernel")
-        self.call: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * parameters)(address)
+        if parameters:
+            kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * parameters)
+            self.call: Callable[..., None] = kind(self.address("_mlir_ciface_kernel"))
+
+    def address(self, name: str) -> int:
+        return int(self._engine.get_function_address(name))
 
 
 def _with_widest_vectors(llvm: str) -> str:
@@ -68,47 +96,72 @@ def _with_widest_vectors(llvm: str) -> str:
 
     By itself it prefers 256. On a Xeon with AVX-512 four of six chains in float32 took 8 to 22 % less, in one run each.
     """
-    return re.sub(r"^(define [^{]*)\{", r'\1"prefer-vector-width"="512" {', llvm, flags=re.MULTILINE)
+    wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+    return re.sub(r"^(define [^{]*)\{", rf"\1{wide} {{", llvm, flags=re.MULTILINE)
 
 
 class CpuKernel:
-    """A kernel of memory. Its call fills `out`, in as many threads as torch has and the work is worth."""
+    """A kernel of vectors. Its call fills the outputs, in as many of torch's threads as it has and the work is worth."""
+
+    def __init__(self, text: CpuText, code: MachineCode, tensors: int) -> None:
+        self.text, self._code = text, code
+        self._threads = max(1, min(text.count, text.count * text.grain // WORTH_A_THREAD))
+        self._arguments = ctypes.c_int64 * (tensors + 1)
+        whole = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * tensors, ctypes.c_int64, ctypes.c_int64)
+        self._whole: Callable[..., None] = whole(code.address("kernel"))
+        self._worker = code.address("worker") if _openmp_functions() else 0
+
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """inputs, outputs: dense, of the shapes that the kernel was made for."""
+        addresses = [each.data_ptr() for each in (*inputs, *outputs)]
+        threads = min(self._threads, torch.get_num_threads())
+        if threads == 1 or not self._worker:
+            self._whole(*addresses, 0, self.text.count)
+        else:
+            _parallel()(self._worker, self._arguments(*addresses, self.text.count), threads, 0)
+
+
+@cache
+def _parallel() -> Callable[..., None]:
+    """Return OpenMP's function that calls another in each of its threads."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(openmp() or 0)
+
+
+class LinalgKernel:
+    """A kernel that linalg's operations and a schedule of the transform dialect made, for one output."""
 
     def __init__(self, text: KernelText, code: MachineCode) -> None:
-        self.text, self.code = text, code
-        self._size = max(torch.Size(shape).numel() for shape in text.shapes)
+        self.text, self._code = text, code
 
-    def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """inputs: dense, of the shapes that the kernel was made for. out: the same, and written."""
-        tensors = (*inputs, out)
-        rows, threads = self.text.rows, min(torch.get_num_threads(), max(1, self._size // WORTH_A_THREAD))
-        if rows < threads or threads == 1:
-            self._part(tensors, 0, rows)
-            return
-        bounds = [rows * at // threads for at in range(threads + 1)]
-        waiting = [thread_pool().submit(self._part, tensors, *bounds[at : at + 2]) for at in range(1, threads)]
-        self._part(tensors, bounds[0], bounds[1])
-        for each in waiting:
-            each.result()
-
-    def _part(self, tensors: Sequence[torch.Tensor], begin: int, end: int) -> None:
-        held = [
-            _descriptor(tensor, shape, begin if divided else 0, end - begin if divided else 0)
-            for tensor, shape, divided in zip(tensors, self.text.shapes, self.text.divided, strict=True)
-        ]
-        self.code.call(*map(ctypes.byref, held))
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """inputs, outputs: dense, of the shapes that the kernel was made for."""
+        parts = zip((*inputs, *outputs), self.text.shapes, strict=True)
+        held = [_descriptor(tensor, shape) for tensor, shape in parts]
+        self._code.call(*map(ctypes.byref, held))
 
 
-_codes: WeakValueDictionary[tuple[str, bool], MachineCode] = WeakValueDictionary()
+_codes: WeakValueDictionary[str, MachineCode] = WeakValueDictionary()
 
 
-def cpu_kernel(text: KernelText) -> CpuKernel:
-    """Return the kernel of a text; equal texts are compiled once, as long as a program has their kernel."""
-    key = (text.text, text.reduces)
+def machine_code(key: str, lowered: Callable[[], str], parameters: int = 0) -> MachineCode:
+    """Return the machine code of a text; equal texts are compiled once, as long as a program has their kernel.
+
+    lowered: makes LLVM's text of it. parameters: of `MachineCode`.
+    """
     code = _codes.get(key)
     if code is None:
-        code = _codes[key] = MachineCode(lower(text), len(text.shapes))
-    return CpuKernel(text, code)
+        code = _codes[key] = MachineCode(lowered(), parameters)
+    return code
+
+
+def cpu_kernel(text: CpuText, tensors: int) -> CpuKernel:
+    """Return the kernel of a text with so many inputs and outputs."""
+    return CpuKernel(text, machine_code(text.text, lambda: lower_vectors(text.text)), tensors)
+
+
+def linalg_kernel(text: KernelText) -> LinalgKernel:
+    """Return the kernel of a text of linalg."""
+    return LinalgKernel(text, machine_code(f"{text.text} {text.reduces}", lambda: lower(text), len(text.shapes)))
 
 
 @cache
@@ -128,15 +181,13 @@ def memory_descriptor(tensor: torch.Tensor) -> ctypes.Structure:
     return kind(address, address, 0, array(*tensor.shape), array(*tensor.stride()))
 
 
-def _descriptor(tensor: torch.Tensor, shape: tuple[int, ...], first: int, rows: int) -> ctypes.Structure:
-    """Describe so many rows of a dense tensor from `first` on, or all of it (rows = 0)."""
-    sizes = (rows, *shape[1:]) if rows else shape
+def _descriptor(tensor: torch.Tensor, shape: tuple[int, ...]) -> ctypes.Structure:
+    """Describe a dense tensor as one of these sizes."""
     strides = [1] * len(shape)
     for at in reversed(range(len(shape) - 1)):
         strides[at] = strides[at + 1] * shape[at + 1]
-    address = tensor.data_ptr() + (first * strides[0] * tensor.itemsize if first else 0)
-    kind = _fields(len(shape))
+    address, kind = tensor.data_ptr(), _fields(len(shape))
     if not shape:
         return kind(address, address, 0)
     array = ctypes.c_int64 * len(shape)
-    return kind(address, address, 0, array(*sizes), array(*strides))
+    return kind(address, address, 0, array(*shape), array(*strides))

@@ -38,7 +38,7 @@ class OperationWriter:
     """Emits operations on numbers (width 1) or vectors.
 
     emit: takes an operation of one result, and returns the result's name. machine: "": the operations of MLIR alone,
-    "nvidia": PTX's as well. bits: significant ones that results need.
+    "nvidia": PTX's as well, "avx512": the scaling by powers of two of AVX-512. bits: significant ones that results need.
     """
 
     emit: Callable[[str], str]
@@ -64,13 +64,28 @@ class OperationWriter:
 
     def fma(self, a: str, b: str, c: str) -> str:
         """Return a · b + c, rounded once."""
-        if not self.machine:
+        if self.machine != "nvidia":
             return self.op("math.fma", a, b, c)
         kind = self.type("f32")
         return self.emit(f"llvm.intr.fma({a}, {b}, {c}) : ({kind}, {kind}, {kind}) -> {kind}")
 
     def convert(self, name: str, operand: str, source: str, target: str) -> str:
         return self.emit(f"{name} {operand} : {self.type(source)} to {self.type(target)}")
+
+    def scaled(self, a: str, exponents: str) -> str:
+        """Return a · 2^exponents by AVX-512's instruction, 16 numbers at a time."""
+        half, made = "vector<16xf32>", self.literal("0.0", "f32")
+        every, rounding = self.emit("arith.constant -1 : i16"), self.emit("arith.constant 4 : i32")
+        for at in range(0, self.width, 16):
+            cut = f"{{offsets = [{at}], sizes = [16], strides = [1]}} : {self.type('f32')} to {half}"
+            x, n = (self.emit(f"vector.extract_strided_slice {each} {cut}") for each in (a, exponents))
+            part = self.emit(
+                f'llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"({x}, {n}, {x}, {every}, {rounding})'
+                f" : ({half}, {half}, {half}, i16, i32) -> {half}"
+            )
+            place = f"{{offsets = [{at}], strides = [1]}} : {half} into {self.type('f32')}"
+            made = self.emit(f"vector.insert_strided_slice {part}, {made} {place}")
+        return made
 
     def instruction(self, name: str, *operands: str) -> str:
         """Emit an instruction of PTX for each number of a vector."""
@@ -88,14 +103,18 @@ class OperationWriter:
 
 def exponential(w: OperationWriter, x: str) -> str:
     """Return e to the power of x."""
-    if w.machine:
+    if w.machine == "nvidia":
         return _power(w, x)
     ln2_a, ln2_b = w.number(-0.693359375), w.number(2.12194440e-4)  # -ln 2 in two parts; the first has few bits
-    inside = w.op("arith.minimumf", w.op("arith.maximumf", x, w.number(LOWEST)), w.number(HIGHEST))
+    inside = x
+    for bound, name in ((w.number(LOWEST), "ogt"), (w.number(HIGHEST), "olt")):  # NaN stays
+        inside = select(w, w.op(f"arith.cmpf {name},", bound, inside), bound, inside, "f32")
     whole = w.op("math.roundeven", w.op("arith.mulf", inside, w.number(LOG2_E)))
     rest = w.fma(whole, ln2_b, w.fma(whole, ln2_a, inside))
     tail = w.fma(_polynomial(w, EXP, rest), w.op("arith.mulf", rest, rest), rest)
     near = w.op("arith.addf", tail, w.number(1.0))
+    if w.machine == "avx512" and w.width % 16 == 0:
+        return w.scaled(near, whole)
     lost = w.op("arith.cmpf uno,", whole, whole)
     n = w.convert("arith.fptosi", select(w, lost, w.number(0.0), whole, "f32"), "f32", "i32")
     half = w.op("arith.shrsi", n, w.whole(1), element="i32")
@@ -108,7 +127,7 @@ def exponential(w: OperationWriter, x: str) -> str:
 
 def hyperbolic_tangent(w: OperationWriter, x: str) -> str:
     """Return tanh x."""
-    if w.machine and w.bits <= 8:
+    if w.machine == "nvidia" and w.bits <= 8:
         return w.instruction("tanh", x)
     one, two = w.number(1.0), w.number(2.0)
     size, z = w.op("math.absf", x), w.op("arith.mulf", x, x)
@@ -122,12 +141,12 @@ def hyperbolic_tangent(w: OperationWriter, x: str) -> str:
 
 def quotient(w: OperationWriter, a: str, b: str) -> str:
     """Return a / b."""
-    return w.instruction("quotient", a, b) if w.machine else w.op("arith.divf", a, b)
+    return w.instruction("quotient", a, b) if w.machine == "nvidia" else w.op("arith.divf", a, b)
 
 
 def root(w: OperationWriter, x: str) -> str:
     """Return the square root of x."""
-    return w.instruction("root", x) if w.machine else w.op("math.sqrt", x)
+    return w.instruction("root", x) if w.machine == "nvidia" else w.op("math.sqrt", x)
 
 
 def select(w: OperationWriter, where: str, a: str, b: str, element: str) -> str:

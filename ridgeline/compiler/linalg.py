@@ -170,7 +170,7 @@ def computation(node: GraphNode, taken: Sequence[str], w: OperationWriter) -> st
         return select(w, operands[0], operands[1], operands[2], element)
     if kind.compares:
         return w.op(f"arith.cmp{'f' if dtype in FLOATS else 'i'} {name},", *operands, element=element)
-    if w.machine and node.op == "div" and node.operands[0] == 1.0 and dtype == torch.float32:
+    if w.machine == "nvidia" and node.op == "div" and node.operands[0] == 1.0 and dtype == torch.float32:
         return w.instruction("reciprocal", operands[1])
     if dtype == torch.float32 and node.op in ELEMENTARY:
         return ELEMENTARY[node.op](w, *operands)

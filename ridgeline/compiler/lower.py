@@ -39,6 +39,24 @@ STAGES = {
 }
 
 
+VECTORS = (
+    "convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,convert-math-to-libm,convert-func-to-llvm,"
+    "convert-index-to-llvm,convert-arith-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts,canonicalize,cse"
+)  # from a kernel of vectors (cpu_mapping.py) to LLVM
+
+
+def lower_vectors(text: str, told: Callable[[str, str], None] | None = None) -> str:
+    """Return LLVM's text of a kernel of vectors. told: gets the name and text of each stage."""
+    module = MlirModule(text)
+    module.run(VECTORS)
+    if told is not None:
+        told("llvm dialect", str(module))
+    llvm = module.to_llvm()
+    if told is not None:
+        told("llvm", llvm)
+    return llvm
+
+
 def lower(kernel: KernelText, told: Callable[[str, str], None] | None = None) -> str:
     """Return LLVM's text of a kernel. told: gets the name and text of each stage."""
     scheduled = kernel.reduces and kernel.rows > 0

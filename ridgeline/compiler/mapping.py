@@ -67,7 +67,7 @@ class GpuText:
 
 def lane_schedule(node: GraphNode, warp: int = 32) -> LaneSchedule:
     """Choose the mapping of a fused node from its shapes and dtypes."""
-    domain, columns = _domain_of(node)
+    domain, columns = domain_of(node)
     body: OpGraph = node.attributes["body"]
     sizes = [domain.sizes[at] for at in columns]
     last = domain.sizes[-1] if domain.sizes else 1
@@ -93,10 +93,10 @@ def lane_schedule(node: GraphNode, warp: int = 32) -> LaneSchedule:
 def gpu_text(node: GraphNode, warp: int = 32, schedule: LaneSchedule | None = None) -> GpuText:
     """Return the text of a fused node's kernel for GPUs with so many lanes a warp."""
     chosen = schedule or lane_schedule(node, warp)
-    return _LaneWriter(node, chosen, warp).whole()
+    return LaneWriter(node, chosen, warp).whole()
 
 
-def _domain_of(node: GraphNode) -> tuple[LoopDomain, tuple[int, ...]]:
+def domain_of(node: GraphNode) -> tuple[LoopDomain, tuple[int, ...]]:
     """Return a fused node's loops, and those that lanes share: the reduced ones, or all."""
     body: OpGraph = node.attributes["body"]
     domain = LoopDomain(node.attributes["domain"], [*body.inputs, *(each.result for each in body.nodes)])
@@ -107,12 +107,18 @@ def _domain_of(node: GraphNode) -> tuple[LoopDomain, tuple[int, ...]]:
     return domain, every
 
 
-class _LaneWriter:
-    """Emits a kernel. A value of columns has a name for each of a lane's vectors, one of rows a single name."""
+class LaneWriter:
+    """Emits a kernel for GPUs. A value of columns has a name for each of a lane's vectors, one of rows a single name."""
 
-    def __init__(self, node: GraphNode, schedule: LaneSchedule, warp: int) -> None:
+    pointer = "!llvm.ptr<1>"
+    word = "i32"  # of places
+    machine = "nvidia"
+    by_vectors = True  # places of columns count vectors
+
+    def __init__(self, node: GraphNode, schedule: LaneSchedule, warp: int = 1) -> None:
+        self.width = schedule.width
         self.body: OpGraph = node.attributes["body"]
-        self.domain, self.columns = _domain_of(node)
+        self.domain, self.columns = domain_of(node)
         self.rows = tuple(at for at in range(len(self.domain.sizes)) if at not in self.columns)
         self.schedule, self.warp = schedule, warp
         self.reduces = bool(node.attributes["reduced"])
@@ -140,7 +146,7 @@ class _LaneWriter:
         self.lines.append(self.indent + line)
 
     def index(self, number: int) -> str:
-        return self.emit(f"arith.constant {number} : i32")
+        return self.emit(f"arith.constant {number} : {self.word}")
 
     def is_wide(self, value: GraphValue) -> bool:
         """True if a value has a number for each column, and so a vector in each lane."""
@@ -148,7 +154,7 @@ class _LaneWriter:
 
     def type(self, value: GraphValue) -> str:
         element = TAKEN[value.tensor.dtype]
-        width = self.schedule.width
+        width = self.width
         return f"vector<{width}x{element}>" if width > 1 and self.is_wide(value) else element
 
     # where a value lies
@@ -159,11 +165,11 @@ class _LaneWriter:
         if width > 1:
             sizes[loops[-1]] //= width
         behind = math.prod(sizes[at] for at in loops if at > last)
-        found = linear if behind == 1 else self.emit(f"arith.divui {linear}, {self.index(behind)} : i32")
+        found = linear if behind == 1 else self.emit(f"arith.divui {linear}, {self.index(behind)} : {self.word}")
         if first == loops[0]:
             return found
         within = math.prod(sizes[at] for at in loops if first <= at <= last)
-        return self.emit(f"arith.remui {found}, {self.index(within)} : i32")
+        return self.emit(f"arith.remui {found}, {self.index(within)} : {self.word}")
 
     def offset(self, value: GraphValue, row: str, column: str) -> str:
         """Return the offset of a value's numbers, as i64: at a row, and at a vector of columns."""
@@ -172,11 +178,12 @@ class _LaneWriter:
         total = ""
         for loops, linear in ((self.rows, row), (self.columns, column)):
             for first, last in _runs([at for at in has if at in loops]):
-                wide = self.schedule.width if loops is self.columns else 1
+                wide = self.width if loops is self.columns and self.by_vectors else 1
                 in_vectors = wide > 1 and last == loops[-1]
                 place = self.coordinate(linear, loops, first, last, wide)
-                stride = self.schedule.width if in_vectors else strides[last]
-                place = self.emit(f"arith.extui {place} : i32 to i64")
+                stride = self.width if in_vectors else strides[last]
+                if self.word != "i64":
+                    place = self.emit(f"arith.extui {place} : {self.word} to i64")
                 if stride != 1:
                     by = self.emit(f"arith.constant {stride} : i64")
                     place = self.emit(f"arith.muli {place}, {by} : i64")
@@ -187,7 +194,7 @@ class _LaneWriter:
         """Return the type in memory, the type of a vector there, and the bytes by which it is aligned."""
         element = "i8" if value.tensor.dtype == torch.bool else TAKEN[value.tensor.dtype]
         last = self.columns[-1] if self.columns else -1
-        width = self.schedule.width if last in self.domain.has(value) else 1
+        width = self.width if last in self.domain.has(value) else 1
         kind = f"vector<{width}x{element}>" if width > 1 else element
         return element, kind, width * value.tensor.dtype.itemsize
 
@@ -195,9 +202,9 @@ class _LaneWriter:
         element, kind, bytes = self.moved(value)
         at = self.emit(
             f"llvm.getelementptr {pointer}[{self.offset(value, row, column)}]"
-            f" : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {element}"
+            f" : ({self.pointer}, i64) -> {self.pointer}, {element}"
         )
-        read = self.emit(f"llvm.load {at} {{alignment = {bytes} : i64}} : !llvm.ptr<1> -> {kind}")
+        read = self.emit(f"llvm.load {at} {{alignment = {bytes} : i64}} : {self.pointer} -> {kind}")
         if element == "i8":
             boolean = kind.replace("i8", "i1")
             read, kind = self.emit(f"arith.trunci {read} : {kind} to {boolean}"), boolean
@@ -212,9 +219,9 @@ class _LaneWriter:
             name = self.emit(f"arith.extui {name} : {self.type(value)} to {kind}")
         at = self.emit(
             f"llvm.getelementptr {pointer}[{self.offset(value, row, column)}]"
-            f" : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, {element}"
+            f" : ({self.pointer}, i64) -> {self.pointer}, {element}"
         )
-        store = f"llvm.store {name}, {at} {{alignment = {bytes} : i64}} : {kind}, !llvm.ptr<1>"
+        store = f"llvm.store {name}, {at} {{alignment = {bytes} : i64}} : {kind}, {self.pointer}"
         self.say(f"scf.if {inside} {{ {store} }}" if inside else store)
 
     # the kernel
@@ -230,7 +237,7 @@ class _LaneWriter:
             self.reduced()
         else:
             self.flat()
-        parameters = ", ".join([*(f"{each}: !llvm.ptr<1>" for each in pointers), "%count: i32"])
+        parameters = ", ".join([*(f"{each}: {self.pointer}" for each in pointers), "%count: i32"])
         shared = ""
         if self.slots:
             shared = f" workgroup(%shared : memref<{self.slots}xi64, #gpu.address_space<workgroup>>)"
@@ -247,7 +254,7 @@ class _LaneWriter:
             ]
         ).replace("SLOTS", str(self.slots))
         counted = math.prod(self.domain.sizes[at] for at in (self.rows if self.reduces else self.columns))
-        count = counted if self.reduces else counted // self.schedule.width
+        count = counted if self.reduces else counted // self.width
         return GpuText(text, self.schedule, count, self.reduces)
 
     def flat(self) -> None:
@@ -351,11 +358,11 @@ class _LaneWriter:
             wide = self.type(node.result).startswith("vector")
             if wide and not self.type(each).startswith("vector"):
                 element = self.type(each)
-                name = self.emit(f"vector.broadcast {name} : {element} to vector<{self.schedule.width}x{element}>")
+                name = self.emit(f"vector.broadcast {name} : {element} to vector<{self.width}x{element}>")
             operands.append(name)
-        width = self.schedule.width if self.type(node.result).startswith("vector") else 1
+        width = self.width if self.type(node.result).startswith("vector") else 1
         self.names[node.result, at] = computation(
-            node, operands, OperationWriter(self.emit, width, "nvidia", self.bits)
+            node, operands, OperationWriter(self.emit, width, self.machine, self.bits)
         )
 
     def held_phase(self, phase: int, reductions: list[GraphNode], valid: list[str]) -> None:
@@ -431,7 +438,7 @@ class _LaneWriter:
         kind, element = self.type(node.values[0]), TAKEN[node.result.tensor.dtype]
         if not kind.startswith("vector"):
             return vector
-        width, parts = self.schedule.width, []
+        width, parts = self.width, []
         for at in range(width):
             parts.append(self.emit(f"vector.extract {vector}[{at}] : {element} from {kind}"))
         while len(parts) > 1:

@@ -16,12 +16,14 @@ import torch
 
 from ridgeline.compiler.artifacts import ArtifactStore, KernelArtifact, artifact_key, default_store
 from ridgeline.compiler.child import CompilationFailed, CompilerProcess
-from ridgeline.compiler.cpu import cpu_kernel
+from ridgeline.compiler.cpu import cpu_kernel, linalg_kernel, machine_name
+from ridgeline.compiler.cpu_mapping import cpu_text
 from ridgeline.compiler.cuda import MOST_COUNT, CudaCode, CudaKernel
 from ridgeline.compiler.gpu import TARGETS, gpu_target
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.mapping import GpuText, gpu_text
+from ridgeline.kernels.base.native import openmp
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +41,19 @@ class Target(Protocol):
 
 
 class CpuTarget:
-    """This machine's processor."""
+    """This machine's processor. lowering: "vectors" (cpu_mapping.py), or "linalg": one operation of linalg a node, and
+    a schedule of the transform dialect, which LLVM makes vector code of: slower, and what the first is compared with."""
 
     name, device = "cpu", "cpu"
 
+    def __init__(self, lowering: str = "vectors") -> None:
+        self._lowering = lowering
+
     def kernel(self, node: GraphNode) -> NodeKernel:
-        kernel = cpu_kernel(kernel_text(node))
-        return lambda inputs, outputs: kernel(inputs, outputs[0])
+        if self._lowering == "linalg":
+            return linalg_kernel(kernel_text(node))
+        body = node.attributes["body"]
+        return cpu_kernel(cpu_text(node, machine_name(), bool(openmp())), len(body.inputs) + len(body.outputs))
 
 
 class CudaTarget:
