@@ -329,7 +329,7 @@ def _composed(builder: GraphBuilder, target: object, arguments: tuple[Any, ...],
     elif target is aten.reciprocal.default:
         made = builder.add("div", 1.0, x)
     elif target is aten.relu.default:
-        made = builder.add("maximum", x, 0.0)
+        made = builder.add("where", builder.add("lt", x, 0.0), 0.0, x)  # -0 stays
     else:
         made = builder.add("div", 1.0, builder.add("add", builder.add("exp", builder.add("neg", x)), 1.0))
     result = builder.cast(made, type.dtype)

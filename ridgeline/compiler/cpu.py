@@ -101,7 +101,7 @@ def _with_widest_vectors(llvm: str) -> str:
 
 
 class CpuKernel:
-    """A kernel of vectors. Its call fills the outputs, in as many of torch's threads as it has and the work is worth."""
+    """A kernel of vectors. Its call fills the outputs, in as many of torch's threads as the work is worth."""
 
     def __init__(self, text: CpuText, code: MachineCode, tensors: int) -> None:
         self.text, self._code = text, code

@@ -212,7 +212,7 @@ class CpuWriter(LaneWriter):
                 if node.result in self.kept:
                     self.buffer(node.result, here, self.names[node.result, 0])
         for value in dict.fromkeys(targets):
-            if value in self.body.outputs and self.phase[value] == self._phase_of(targets, value):
+            if value in self.body.outputs:
                 self.store(value, self.names[value, 0], row, here, "")
         if reductions:
             made = [
@@ -223,9 +223,6 @@ class CpuWriter(LaneWriter):
         self.indent = outer
         self.say("}")
         return [self.folded(node, f"{here}_r#{at}") for at, node in enumerate(reductions)]
-
-    def _phase_of(self, targets: list[GraphValue], value: GraphValue) -> int:
-        return next(phase for phase, each in self.targets.items() if each is targets)
 
     def buffer(self, value: GraphValue, column: str, written: str) -> str:
         """Write a vector of a kept value, or read it ("" written)."""

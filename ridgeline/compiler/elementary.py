@@ -38,7 +38,8 @@ class OperationWriter:
     """Emits operations on numbers (width 1) or vectors.
 
     emit: takes an operation of one result, and returns the result's name. machine: "": the operations of MLIR alone,
-    "nvidia": PTX's as well, "avx512": the scaling by powers of two of AVX-512. bits: significant ones that results need.
+    "nvidia": PTX's as well, "avx512": the scaling by powers of two of AVX-512. bits: significant ones that results
+    need.
     """
 
     emit: Callable[[str], str]

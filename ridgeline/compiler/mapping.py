@@ -108,12 +108,16 @@ def domain_of(node: GraphNode) -> tuple[LoopDomain, tuple[int, ...]]:
 
 
 class LaneWriter:
-    """Emits a kernel for GPUs. A value of columns has a name for each of a lane's vectors, one of rows a single name."""
+    """Emits a kernel for GPUs.
+
+    A value of columns has a name for each of a lane's vectors, one of rows a single name. pointer, word: the types of
+    addresses and of places. machine: what `OperationWriter` knows it by. by_vectors: places of columns count vectors.
+    """
 
     pointer = "!llvm.ptr<1>"
-    word = "i32"  # of places
+    word = "i32"
     machine = "nvidia"
-    by_vectors = True  # places of columns count vectors
+    by_vectors = True
 
     def __init__(self, node: GraphNode, schedule: LaneSchedule, warp: int = 1) -> None:
         self.width = schedule.width

@@ -41,8 +41,11 @@ class Target(Protocol):
 
 
 class CpuTarget:
-    """This machine's processor. lowering: "vectors" (cpu_mapping.py), or "linalg": one operation of linalg a node, and
-    a schedule of the transform dialect, which LLVM makes vector code of: slower, and what the first is compared with."""
+    """This machine's processor.
+
+    lowering: "vectors" (cpu_mapping.py), or "linalg": one operation of linalg a node, and a schedule of the transform
+    dialect, of which LLVM makes vector code. The second is slower, and the first is compared with it.
+    """
 
     name, device = "cpu", "cpu"
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ridgeline.compiler import cpu, mlir
 from ridgeline.compiler.backend import backend, compile_graph, decompositions
+from ridgeline.compiler.targets import CpuTarget
 
 if why := mlir.available():
     pytest.skip(why, allow_module_level=True)
@@ -52,6 +53,13 @@ def test_a_function_makes_what_torch_makes(
     x, w = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
     compiled = torch.compile(function, backend=backend, dynamic=False)
     torch.testing.assert_close(compiled(x, w), function(x, w), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_vectors_make_what_linalg_makes(function: Callable[..., Tensor]) -> None:
+    x, w = torch.randn(5, 70), torch.randn(70)
+    made = [compile_graph(traced(function, x, w), target=CpuTarget(each))(x, w) for each in ("vectors", "linalg")]
+    torch.testing.assert_close(*made, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS[:2])
@@ -260,6 +268,7 @@ HARD: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a variance of too few": (lambda x: torch.var_mean(x, [], correction=30), (X,)),
     "a variance of complex numbers": (lambda x: torch.var_mean(x, -1), (X + 1j,)),
     "one number": (lambda x: torch.softmax(x * 2, -1), (torch.tensor(2.0),)),
+    "a negative zero": (lambda x: torch.relu(x) * 2 + torch.relu(-x), (FEW * 0,)),
     "a view that negates": (lambda x: x * 2 + 1, (torch._neg_view(FEW),)),
 }
 
