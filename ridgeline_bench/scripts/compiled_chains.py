@@ -138,8 +138,8 @@ def ways_of(chain: Chain, x: Tensor, w: Tensor, options: dict[str, Any]) -> dict
 
 
 def measured(chain: Chain, x: Tensor, w: Tensor, rounds: int, options: dict[str, Any]) -> dict[str, float]:
-    """Return milliseconds by way. Raise AssertionError if a way differs from torch, or from float64 where it rounds once
-    a kernel."""
+    """Return milliseconds by way. Raise AssertionError if a way differs from torch, or, where it rounds once a kernel,
+    from float64."""
     ways = ways_of(chain, x, w, options)
     bound = 1e-4 if x.dtype == torch.float32 else 0.05
     expected, wide = chain(x, w), chain(x.double(), w.double()).to(x.dtype)
