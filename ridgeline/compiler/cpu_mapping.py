@@ -94,13 +94,13 @@ class CpuWriter(LaneWriter):
             pending += self.makers[value].values if value in self.makers else ()
         return found
 
-    def _kept(self) -> set[GraphValue]:
+    def _kept(self) -> dict[GraphValue, None]:
         """Return the values that a phase keeps for a later one."""
         first = {
             value: min(phase for phase, values in self.needed.items() if value in values)
             for value in set().union(*self.needed.values())
         }
-        kept = set()
+        kept: dict[GraphValue, None] = {}
         for node in self.body.nodes:
             taken = [v for v in node.values if v in first]
             if node.op in REDUCTIONS:
@@ -108,9 +108,9 @@ class CpuWriter(LaneWriter):
             for value in taken:
                 later = node.result in first and first[node.result] > first[value]
                 if later and value in self.makers and self._cost(value) >= WORTH_KEEPING:
-                    kept.add(value)
+                    kept[value] = None
         size = sum(self.number * value.tensor.dtype.itemsize for value in kept)
-        return kept if size <= MOST_KEPT else set()
+        return kept if size <= MOST_KEPT else {}
 
     def _cost(self, value: GraphValue) -> int:
         return sum(
@@ -169,7 +169,7 @@ class CpuWriter(LaneWriter):
                 self.width = whole
             for node, made in zip(reductions, starts, strict=True):
                 self.names[node.result, 0] = made
-            done |= needed & self.kept
+            done |= needed & self.kept.keys()
         for value in self.body.outputs:
             if not self.is_wide(value):
                 self.store(value, self.names[value, 0], row, "", "")
@@ -201,7 +201,7 @@ class CpuWriter(LaneWriter):
         step = self.index(self.width)
         self.say(f"{results}scf.for {here} = {columns[0]} to {columns[1]} step {step}{carried} : i64 {{")
         outer, self.indent = self.indent, self.indent + "  "
-        for value in (*self.body.inputs, *loaded):
+        for value in (*self.body.inputs, *(each for each in self.kept if each in loaded)):
             if value in needed and value not in self.makers:
                 self.names[value, 0] = self.load(value, self.pointers[value], row, here)
             elif value in loaded:

@@ -40,7 +40,7 @@ STAGES = {
 
 
 VECTORS = (
-    "convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,convert-math-to-libm,convert-func-to-llvm,"
+    "convert-scf-to-cf,convert-math-to-llvm,convert-math-to-libm,convert-vector-to-llvm,convert-func-to-llvm,"
     "convert-index-to-llvm,convert-arith-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts,canonicalize,cse"
 )  # from a kernel of vectors (cpu_mapping.py) to LLVM
 

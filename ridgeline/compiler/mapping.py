@@ -26,18 +26,25 @@ VECTOR_BYTES = 16
 MOST_HELD = 32  # numbers of one value that a lane keeps of its row, at most
 FEWEST_THREADS, MOST_THREADS = 128, 1024
 MOST_LOADED = 4  # vectors of each input that a lane of a kernel without reductions loads before it computes
+WORDS = (8, 16)  # bytes that one instruction can load past L1
 SIGNIFICANT = {torch.bfloat16: 8, torch.float16: 11}  # bits of numbers
 
 
 @dataclass(frozen=True)
 class LaneSchedule:
     """width: numbers of a vector. threads: of a block. lanes: how many share a row (0: there are no rows). vectors: of
-    a lane, in a row or in all; 0: a loop reads the row once a phase."""
+    a lane, in a row or in all; 0: a loop reads the row once a phase.
+
+    past_l1: what is read once in all does not stay in L1. late: what all rows take (a weight) is loaded in the phase
+    that takes it first, not at once.
+    """
 
     width: int
     threads: int
     lanes: int
     vectors: int
+    past_l1: bool = True
+    late: bool = True
 
     @property
     def each_block(self) -> int:
@@ -47,7 +54,8 @@ class LaneSchedule:
     def __str__(self) -> str:
         held = f"{self.vectors} vectors of {self.width}" if self.vectors else f"a loop of vectors of {self.width}"
         shared = f"{self.lanes} lanes a row" if self.lanes else "no rows"
-        return f"{self.threads} threads a block, {shared}, {held} a lane"
+        loads = f"{' past L1' if self.past_l1 else ''}{', weights late' if self.late else ''}"
+        return f"{self.threads} threads a block, {shared}, {held} a lane{loads}"
 
 
 @dataclass(frozen=True)
@@ -208,12 +216,26 @@ class LaneWriter:
             f"llvm.getelementptr {pointer}[{self.offset(value, row, column)}]"
             f" : ({self.pointer}, i64) -> {self.pointer}, {element}"
         )
+        once = self.schedule.past_l1 and len(self.domain.has(value)) == len(self.domain.sizes)
+        if once and self.machine == "nvidia" and bytes in WORDS and self.schedule.vectors:
+            return self.past_l1(at, bytes // 4, kind)
         read = self.emit(f"llvm.load {at} {{alignment = {bytes} : i64}} : {self.pointer} -> {kind}")
         if element == "i8":
             boolean = kind.replace("i8", "i1")
             read, kind = self.emit(f"arith.trunci {read} : {kind} to {boolean}"), boolean
         wanted = self.type(value)
         return read if wanted == kind else self.emit(f"vector.broadcast {read} : {kind} to {wanted}")
+
+    def past_l1(self, at: str, words: int, kind: str) -> str:
+        """Load some words of 4 bytes that no other lane reads, and return them as a vector."""
+        registers = ", ".join(f"${each}" for each in range(words))
+        asm = f"ld.global.nc.L1::no_allocate.v{words}.b32 {{{registers}}}, [${words}];"
+        result = f"!llvm.struct<({', '.join(['i32'] * words)})>"
+        outputs = ",".join(["=r"] * words)
+        read = self.emit(f'llvm.inline_asm "{asm}", "{outputs},l" {at} : ({self.pointer}) -> {result}')
+        parts = [self.emit(f"llvm.extractvalue {read}[{each}] : {result}") for each in range(words)]
+        vector = self.emit(f"vector.from_elements {', '.join(parts)} : vector<{words}xi32>")
+        return self.emit(f"vector.bitcast {vector} : vector<{words}xi32> to {kind}")
 
     def store(self, value: GraphValue, name: str, row: str, column: str, inside: str) -> None:
         """Store a vector, if `inside` ("": always) holds."""
@@ -304,7 +326,7 @@ class LaneWriter:
         if held:
             places, valid = self.places(lane)
             for value in self.body.inputs:
-                if self.is_wide(value):
+                if self.is_wide(value) and not self.waits(value):
                     for at, place in enumerate(places):
                         self.names[value, at] = self.load(value, self.pointers[value], row, place)
         for phase in range(ends + 1):
@@ -312,6 +334,10 @@ class LaneWriter:
             reductions = [n for n in self.body.nodes if n.op in REDUCTIONS and self.phase[n.result] == phase + 1]
             stored = [v for v in self.body.outputs if self.is_wide(v) and self.phase[v] == phase]
             if held:
+                for value in self.body.inputs:
+                    if self.waits(value) and self._first_taken(value) == phase:
+                        for at, place in enumerate(places):
+                            self.names[value, at] = self.load(value, self.pointers[value], row, place)
                 self.held_phase(phase, reductions, valid)
                 for value in stored:
                     for at, place in enumerate(places):
@@ -327,6 +353,13 @@ class LaneWriter:
             both = self.both(inside, leads)
             for value in narrow:
                 self.store(value, self.names[value, 0], row, "", both)
+
+    def waits(self, value: GraphValue) -> bool:
+        """True if an input is loaded when it is first taken."""
+        return self.schedule.late and self.is_wide(value) and not set(self.rows) & set(self.domain.has(value))
+
+    def _first_taken(self, value: GraphValue) -> int:
+        return min(self.phase[n.result] - (n.op in REDUCTIONS) for n in self.body.nodes if value in n.values)
 
     def both(self, a: str, b: str) -> str:
         return self.emit(f"arith.andi {a}, {b} : i1") if a and b else a or b

@@ -10,12 +10,18 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import types
 from functools import cache
 from typing import Any
 
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+
+
+class MlirError(RidgelineError):
+    """MLIR's passes did not make what they should. The message says what is left."""
+
 
 PACKAGE = "numba_cuda_mlir"
 EXTRA = "pip install 'ridgeline[compile]'"
@@ -78,6 +84,10 @@ class MlirModule:
         raise ValueError("the module has no gpu.module in it")
 
     def to_llvm(self) -> str:
+        """Return LLVM's text. Raise MlirError if an operation of another dialect is left: translating it would end the
+        process."""
+        if left := re.search(r"^ *(?:%\S+ = )?((?!llvm|module|gpu|nvvm|rocdl)[a-z_]+\.\w+)", str(self), re.MULTILINE):
+            raise MlirError(f"the passes left {left[1]}, which LLVM does not know.")
         with self._context:
             return str(self._llvm.translate_module_to_llvmir(self._module.operation))
 

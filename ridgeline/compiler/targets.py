@@ -22,7 +22,7 @@ from ridgeline.compiler.cuda import MOST_COUNT, CudaCode, CudaKernel
 from ridgeline.compiler.gpu import TARGETS, gpu_target
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.linalg import kernel_text
-from ridgeline.compiler.mapping import GpuText, gpu_text
+from ridgeline.compiler.mapping import GpuText, LaneSchedule, gpu_text, lane_schedule
 from ridgeline.kernels.base.native import openmp
 
 logger = logging.getLogger(__name__)
@@ -60,15 +60,20 @@ class CpuTarget:
 
 
 class CudaTarget:
-    """An NVIDIA GPU. compiler: None: only what the store has."""
+    """An NVIDIA GPU. schedule: chooses how a fused node is mapped to blocks, warps and lanes."""
 
     device = "cuda"
 
-    def __init__(self, name: str, store: ArtifactStore | None = None, compiler: CompilerProcess | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: ArtifactStore | None = None,
+        schedule: Callable[[GraphNode], LaneSchedule] = lane_schedule,
+    ) -> None:
         self.gpu = gpu_target(name)
         self.name = name
         self.store = default_store() if store is None else store
-        self._compiler = compiler or _compiler
+        self._schedule = schedule
 
     def artifact(self, text: GpuText) -> KernelArtifact:
         """Return the machine code of a text, from the store or compiled. Raise InvalidConfig, CompilationFailed."""
@@ -76,12 +81,12 @@ class CudaTarget:
         found = self.store.get(key)
         if found is not None:
             return found
-        code = self._compiler.compile(text.text, self.name).encode()
+        code = _compiler.compile(text.text, self.name).encode()
         header = {"target": self.name, "threads": text.schedule.threads, "schedule": str(text.schedule)}
         return self.store.put(key, code, {**header, "made_by": _made_by()})
 
     def kernel(self, node: GraphNode) -> NodeKernel:
-        text = gpu_text(node, self.gpu.warp)
+        text = gpu_text(node, self.gpu.warp, self._schedule(node))
         if text.count > MOST_COUNT or text.blocks > MOST_COUNT:
             raise CompilationFailed(f"a kernel of {text.count} rows or vectors is more than a launch has.")
         key = (self.name, text.text)

@@ -16,8 +16,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from torch.nn import functional
 
 from ridgeline.compiler.artifacts import ArtifactStore
 from ridgeline.compiler.backend import CompilationStages, CompilerOptions, backend, compile_graph, decompositions
+from ridgeline.compiler.graph import GraphNode
+from ridgeline.compiler.mapping import LaneSchedule, gpu_text, lane_schedule
 from ridgeline.compiler.program import CompiledProgram
 from ridgeline.compiler.targets import CudaTarget, Target, target_of
 from ridgeline.core.errors import InvalidConfig
@@ -37,7 +40,9 @@ from ridgeline_bench.scripts.asked import OneOf, asked, check_counts, keep, told
 
 Chain = Callable[[Tensor, Tensor], Any]
 CALLS = 10  # on a GPU, between two events
-SMALL = ((3, 7), (1, 33), (40, 64), (5, 1), (9, 768), (64, 4096), (7, 5000), (3, 40000))  # shapes of the check
+BUSY = 3_000_000  # cycles for which the device waits first, so that the host's way to a launch is not measured
+SMALL = ((40, 64), (3, 7), (5, 1), (9, 768), (64, 4096), (7, 5000), (3, 40000))  # shapes of the check
+FEW = 2  # of them for float64, and for float16 and rounding once
 BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of single numbers
 
 
@@ -102,6 +107,7 @@ def _on_cpu(call: Callable[[], Any]) -> float:
 
 def _on_gpu(call: Callable[[], Any]) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
     begin.record()  # type: ignore[no-untyped-call]
     for _ in range(CALLS):
         call()
@@ -155,11 +161,12 @@ def measured(chain: Chain, x: Tensor, w: Tensor, rounds: int, options: dict[str,
 def checked_cases() -> Iterator[tuple[Chain, tuple[int, int], torch.dtype, str]]:
     """Yield chains, shapes, dtypes and roundings of the check."""
     for chain in CHECKED:
-        for shape in SMALL:
+        for at, shape in enumerate(SMALL):
             for dtype in BOUNDS:
-                yield chain, shape, dtype, "torch"
-                if dtype in (torch.float16, torch.bfloat16):
-                    yield chain, shape, dtype, "float32"
+                if dtype in (torch.float32, torch.bfloat16) or at < FEW:
+                    yield chain, shape, dtype, "torch"
+            if at < FEW:
+                yield chain, shape, torch.bfloat16, "float32"
 
 
 def check(store: ArtifactStore, device: str) -> list[str]:
@@ -189,20 +196,80 @@ def check(store: ArtifactStore, device: str) -> list[str]:
     return wrong
 
 
-def carry(folder: Path, target: str, shapes: Sequence[tuple[int, int]]) -> int:
-    """Compile what the check and the measurement of these shapes need into a folder, and return how many it has."""
+def carry(folder: Path, target: str, shapes: Sequence[tuple[int, int]], swept: bool) -> int:
+    """Compile what the check and the measurement of these shapes need into a folder, and return how many it has.
+
+    swept: for `sweep` as well.
+    """
     from torch._subclasses import FakeTensorMode
 
     made = CudaTarget(target, ArtifactStore([folder]))
     for chain, shape, dtype, rounding in [
         *checked_cases(),
-        *((c, s, d, r) for c in CHAINS for s in shapes for d in BOUNDS for r in ("torch", "float32")),
+        *(
+            (c, s, d, r)
+            for c in CHAINS
+            for s in shapes
+            for d in (torch.float32, torch.bfloat16)
+            for r in ("torch", "float32")
+        ),
     ]:
         with FakeTensorMode():
             x, w = (torch.empty(size, dtype=dtype, device="cuda") for size in (shape, shape[1:]))
-            for why in program_of(chain, x, w, made, rounding).fallbacks:
+            program = program_of(chain, x, w, made, rounding)
+            for why in program.fallbacks:
                 print(getattr(chain, "__name__", chain), shape, dtype, rounding, why)
+            if swept and shape in shapes and rounding == "float32":
+                for schedule in schedules(program.graph.nodes[0]).values():
+                    made.artifact(gpu_text(program.graph.nodes[0], schedule=schedule))
     return len(list(folder.glob("*.kernel")))
+
+
+def schedules(node: GraphNode) -> dict[str, LaneSchedule]:
+    """Return ways to map a fused node to a GPU, the chosen one first."""
+    chosen = lane_schedule(node)
+    found = [chosen, replace(chosen, past_l1=False), replace(chosen, late=False)]
+    if chosen.lanes == 0:
+        cuts = ((128, 4), (256, 1), (256, 2), (256, 8), (512, 2), (512, 4), (1024, 1))
+        found += [replace(chosen, threads=threads, vectors=vectors) for threads, vectors in cuts]
+    elif chosen.lanes == chosen.threads:
+        whole = chosen.threads * chosen.vectors
+        for threads in (128, 256, 512, 1024):
+            if threads != chosen.threads and whole % threads == 0:
+                found.append(replace(chosen, threads=threads, lanes=threads, vectors=whole // threads))
+    return {str(each): each for each in found}
+
+
+def swept(chain: Chain, x: Tensor, w: Tensor, a: Any) -> dict[str, float]:
+    """Return the milliseconds of a chain by ways to map it to the device, and of a copy."""
+    store = ArtifactStore([a.artifacts] if a.artifacts else [])
+    (node,) = program_of(chain, x, w, CudaTarget(a.target, store), "float32").graph.nodes
+    calls: dict[str, Callable[[], Any]] = {"a copy": partial(torch.empty_like(x).copy_, x)}
+    for name, schedule in schedules(node).items():
+        program = program_of(chain, x, w, CudaTarget(a.target, store, lambda _, chosen=schedule: chosen), "float32")
+        if not program.fallbacks:
+            calls[name] = partial(program, x, w)
+    return {name: 1e3 * each for name, each in in_turns(calls, a.rounds, "cuda").items()}
+
+
+def sweep(a: Any) -> None:
+    """Time ways to map each chain to a GPU, and print them, the fastest first."""
+    for chain in CHAINS:
+        for dtype in a.dtypes:
+            x, w = (
+                torch.randn(n, device="cuda").to(getattr(torch, dtype)) for n in ((a.rows, a.columns), (a.columns,))
+            )
+            ms, called = swept(chain, x, w, a), getattr(chain, "__name__", "")
+            print(f"{called} {dtype}", flush=True)
+            for name, each in sorted(ms.items(), key=lambda entry: entry[1]):
+                print(f"    {each:.4f} ms {100 * ms['a copy'] / each:5.1f} % {name}", flush=True)
+            shape = {"chain": called, "dtype": dtype, "rows": a.rows, "columns": a.columns}
+            keep(a.output, {**_machine(a), "workload": "compiled chain, schedules", **shape, "ms": ms})
+
+
+def _machine(a: Any) -> dict[str, object]:
+    machine = asdict(host_with(torch.device(a.device), a.commit))
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine}
 
 
 def print_after() -> None:
@@ -246,6 +313,7 @@ def main() -> None:
         target=("sm_90", "for which to fill it"),
         check=(False, "compare with torch first, over shapes and dtypes"),
         check_alone=(False, "compare and measure nothing"),
+        sweep=(False, "time the ways to map each chain to a GPU"),
         commit=("", "the commit that is measured, where there is no git"),
         print_after=(False, "print the first chain after each pass, and measure nothing"),
         output=(Path, "the file of results"),
@@ -255,7 +323,7 @@ def main() -> None:
         if a.print_after:
             print_after()
         elif a.carry:
-            print(f"{carry(a.carry, a.target, ((a.rows, a.columns),))} kernels in {a.carry}")
+            print(f"{carry(a.carry, a.target, ((a.rows, a.columns),), a.sweep)} kernels in {a.carry}")
         else:
             _check_and_measure(a)
 
@@ -266,7 +334,9 @@ def _check_and_measure(a: Any) -> None:
         print(f"{len(list(checked_cases()))} cases compared with torch, {len(wrong)} wrong", *wrong[:30], sep="\n")
         if wrong:
             raise SystemExit(1)
-    if not a.check_alone:
+    if a.sweep:
+        sweep(a)
+    elif not a.check_alone:
         _measure(a)
 
 
@@ -286,12 +356,11 @@ def _measure(a: Any) -> None:
             shown = [f"{ms[way]:.3f}" if way in ms else "" for way in ways]
             called = getattr(chain, "__name__", "")
             table.add_row(called, name, *shown, f"{ms['inductor'] / best:.2f}", f"{100 * ms['copy'] / best:.0f}")
-            line = {
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "machine": asdict(host_with(torch.device(a.device), a.commit)),
-            }
             shape = {"rows": a.rows, "columns": a.columns, "threads": torch.get_num_threads(), "device": a.device}
-            keep(a.output, {**line, "workload": "compiled chain", "chain": called, "dtype": name, **shape, "ms": ms})
+            keep(
+                a.output,
+                {**_machine(a), "workload": "compiled chain", "chain": called, "dtype": name, **shape, "ms": ms},
+            )
     console.print(table)
 
 
