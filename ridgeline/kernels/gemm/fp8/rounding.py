@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import launch_options
-from ridgeline.kernels.base.weight_format import BLOCK, Activations
+from ridgeline.kernels.base.weight_format import BLOCK, Activations, Fp8Format
 from ridgeline.kernels.gemm.fp8.saturation import saturations
 from ridgeline.kernels.gemm.plain.op import Operand
 from ridgeline.kernels.gemm.plain.rounded import Rounded, group_scales
@@ -94,6 +94,15 @@ def round_rows(
     scale = group_scales(tokens, inputs, device) if grouped else torch.empty(tokens, dtype=torch.float32, device=device)
     rounded = Rounded(q_TI, scale, x.x_TI.dtype)
     return rounded, _launch(rounded, x, activations, x_scale)
+
+
+def norm_fp8(
+    x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, fp8: Fp8Format
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `library_ops.norm_fp8` in one kernel."""
+    activations: Activations = "block" if fp8.block else "token"
+    rounded, s_TM = round_rows(Operand(x_TM, residual_TM, weight_M, eps), torch.float8_e4m3fn, activations)
+    return rounded.q_TI, rounded.scale, s_TM
 
 
 def round_into(x_TI: Tensor, buffer: Rounded) -> None:

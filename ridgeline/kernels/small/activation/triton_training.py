@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.rooms import roomy
-from ridgeline.kernels.small.activation import torch_ops
+from ridgeline.kernels.small.activation import gradient, library_ops, torch_ops
 from ridgeline.kernels.small.activation.triton import KINDS, activate, config, gated
 
 
@@ -81,18 +81,35 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_TF: Tensor) -> tuple[Tensor, None]:
         (x_T2F,) = ctx.saved_tensors
-        width = x_T2F.shape[-1] // 2
-        rows, dx_T2F = x_T2F.numel() // (2 * width), roomy(x_T2F.shape, x_T2F.dtype, x_T2F.device)
-        block, warps = config(rows, width)
-        _training_gate_gradient[(rows * triton.cdiv(width, block),)](
-            x_T2F, dy_TF.contiguous(), dx_T2F, dx_T2F.stride(-2), F=width, BLOCK=block, KIND=ctx.kind, num_warps=warps
-        )
+        dx_T2F = roomy(x_T2F.shape, x_T2F.dtype, x_T2F.device)
+        _gradient(x_T2F, dy_TF, dx_T2F, ctx.kind)
         return dx_T2F, None
 
 
-@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def _gradient(x_T2F: Tensor, dy_TF: Tensor, dx_T2F: Tensor, kind: str) -> None:
+    """Fill in the gradients of both halves."""
+    width = x_T2F.shape[-1] // 2
+    rows = x_T2F.numel() // (2 * width)
+    block, warps = config(rows, width)
+    _training_gate_gradient[(rows * triton.cdiv(width, block),)](
+        x_T2F, dy_TF.contiguous(), dx_T2F, dx_T2F.stride(-2), F=width, BLOCK=block, KIND=kind, num_warps=warps
+    )
+
+
+def gated_activation_gradient(x_T2F: Tensor, dy_TF: Tensor, kind: str) -> Tensor:
+    """Compute `gradient.gated_activation_gradient`. Clamped kinds are torch's."""
+    if kind not in KINDS:
+        return gradient.gated_activation_gradient(x_T2F, dy_TF, kind)
+    dx_T2F = torch.empty(x_T2F.shape, dtype=x_T2F.dtype, device=x_T2F.device)
+    _gradient(x_T2F, dy_TF, dx_T2F, kind)
+    return dx_T2F
+
+
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
-    """Compute `op.gated_activation`, with gradients. Clamped kinds are torch's."""
+    """Compute `op.gated_activation`, with gradients. Clamped kinds are torch's. In a compiled graph it is a registered
+    op."""
+    if torch.compiler.is_compiling():
+        return library_ops.gated_activation(x_T2F, kind)
     if kind not in KINDS:
         return torch_ops.gated_activation(x_T2F, kind)
     found: Tensor = _Gated.apply(x_T2F, kind)

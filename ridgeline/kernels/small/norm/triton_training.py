@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import num_multiprocessors
 from ridgeline.kernels.base.rooms import roomy
+from ridgeline.kernels.small.norm.library_ops import differentiated
 from ridgeline.kernels.small.norm.triton import config
 
 SHARES = 4  # programs of the backward pass for each multiprocessor
@@ -104,23 +105,11 @@ class _Norm(torch.autograd.Function):
         of_x, of_residual = ctx.dtypes
         if dy_TM is None:
             return ds_TM, ds_TM, None, None
-        learns, width = ctx.needs_input_grad[2], sum_TM.shape[-1]
-        rows, (block, together, warps) = sum_TM.numel() // width, config(width)
-        tiles = triton.cdiv(rows, together)
-        each = triton.cdiv(tiles, SHARES * num_multiprocessors(sum_TM.device)) if learns else 1
-        programs = triton.cdiv(tiles, each)
         device, alone = sum_TM.device, of_x == sum_TM.dtype  # the gradient of x goes to a product
         dx_TM = roomy(sum_TM.shape, of_x, device) if alone else torch.empty_like(sum_TM)
         narrow_TM = None if alone else roomy(sum_TM.shape, of_x, device)
-        if ds_TM is not None and (ds_TM.ndim != 2 or ds_TM.stride(1) != 1):
-            ds_TM = ds_TM.contiguous()
-        dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
-        _training_norm_gradient[(programs,)](
-            sum_TM, weight_M, dy_TM.contiguous(), ds_TM, dx_TM, narrow_TM, dweight_RM, rows, each,
-            *(0 if x is None else x.stride(-2) for x in (ds_TM, dx_TM, narrow_TM)), ctx.eps,
-            M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
-        )  # fmt: skip
-        dweight_M = None if dweight_RM is None else dweight_RM.sum(0).to(weight_M.dtype)
+        gradients = dy_TM, ds_TM, dx_TM, narrow_TM
+        dweight_M = _gradient(sum_TM, weight_M, gradients, ctx.eps, learns=ctx.needs_input_grad[2])
         return (
             dx_TM if narrow_TM is None else narrow_TM,
             None if of_residual is None else dx_TM.to(of_residual),
@@ -129,9 +118,50 @@ class _Norm(torch.autograd.Function):
         )
 
 
-@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
+def _gradient(
+    sum_TM: Tensor,
+    weight_M: Tensor,
+    gradients: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+    eps: float,
+    *,
+    learns: bool,
+) -> Tensor | None:
+    """Fill in the gradient of the sum, and return that of the weight, if it learns. gradients: of y and of the sum
+    itself, and where that of the sum goes, once in its own type and, if not None, in another."""
+    dy_TM, ds_TM, dx_TM, narrow_TM = gradients
+    width = sum_TM.shape[-1]
+    rows, (block, together, warps) = sum_TM.numel() // width, config(width)
+    tiles = triton.cdiv(rows, together)
+    each = triton.cdiv(tiles, SHARES * num_multiprocessors(sum_TM.device)) if learns else 1
+    programs = triton.cdiv(tiles, each)
+    if ds_TM is not None and (ds_TM.ndim != 2 or ds_TM.stride(1) != 1):
+        ds_TM = ds_TM.contiguous()
+    dweight_RM = torch.empty(programs, width, device=sum_TM.device) if learns else None
+    _training_norm_gradient[(programs,)](
+        sum_TM, weight_M, dy_TM.contiguous(), ds_TM, dx_TM, narrow_TM, dweight_RM, rows, each,
+        *(0 if x is None else x.stride(-2) for x in (ds_TM, dx_TM, narrow_TM)), eps,
+        M=width, BLOCK=block, ROWS=together, SUMMED=ds_TM is not None, LEARNS=learns, num_warps=warps,
+    )  # fmt: skip
+    return None if dweight_RM is None else dweight_RM.sum(0).to(weight_M.dtype)
+
+
+def rms_norm_gradient(
+    dy_TM: Tensor, ds_TM: Tensor | None, sum_TM: Tensor, weight_M: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Compute `gradient.rms_norm_gradient`."""
+    dx_TM = torch.empty(sum_TM.shape, dtype=sum_TM.dtype, device=sum_TM.device)
+    width = sum_TM.shape[-1]
+    dy, dx = dy_TM.reshape(-1, width), dx_TM.view(-1, width)
+    ds = None if ds_TM is None else ds_TM.reshape(-1, width)
+    dweight_M = _gradient(sum_TM.reshape(-1, width), weight_M, (dy, ds, dx, None), eps, learns=True)
+    assert dweight_M is not None
+    return dx_TM, dweight_M
+
+
 def rms_norm(x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute `op.rms_norm`, with gradients."""
+    """Compute `op.rms_norm`, with gradients. In a compiled graph it is a registered op."""
+    if torch.compiler.is_compiling():
+        return differentiated(x_TM, residual_TM, weight_M, eps)
     found: tuple[Tensor, ...] = _Norm.apply(x_TM, residual_TM, weight_M, eps)
     return found[0], x_TM if residual_TM is None else found[1]
 
