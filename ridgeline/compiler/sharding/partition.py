@@ -143,6 +143,9 @@ class _Partitioner:
     opaque: dict[GraphValue, GraphValue] = field(default_factory=dict)  # what is no tensor, as every rank has it
     unknown: dict[str, None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.uses = self.graph.uses()
+
     def run(self, outputs: Sequence[TensorLayout | None]) -> ShardedGraph:
         for value in self.graph.inputs:
             if value.type is None:
@@ -170,7 +173,8 @@ class _Partitioner:
         if rule is None:
             self._whole(node)
             return
-        chosen = choose(node, rule, operands, self.layouts[node.result], self.mesh)
+        shares = [self.uses[value] for value in node.values]
+        chosen = choose(node, rule, [*operands, self.layouts[node.result]], shares, self.mesh)
         taken = [self._as(value, chosen.layout(rule, at), node) for at, value in enumerate(node.values)]
         made = chosen.layout(rule, RESULT)
         type = made.local(node.result.tensor, self.mesh)

@@ -21,10 +21,10 @@ Asked = tuple[int, tuple[int, ...]]  # a factor and the segments of its dimensio
 @dataclass(frozen=True)
 class Assignment:
     """factors: those that are divided, each by which axes and with which segments. nbytes: what a rank sends to bring
-    the operands to these layouts, and the result from there to its own."""
+    the operands to these layouts, shared by the nodes that take them, and the result from there to its own."""
 
     factors: Mapping[int, DimDivision]
-    nbytes: int = 0
+    nbytes: float = 0
 
     def layout(self, rule: OpRule, number: int) -> TensorLayout:
         """Return the layout that an operand must have, or that the result gets."""
@@ -53,7 +53,7 @@ def propagate(
     """
     values = [*graph.inputs, *(node.result for node in graph.nodes)]
     layouts = {each: annotated.get(each, whole(each.type)) for each in values if each.type is not None}
-    spread = _Spread(layouts, set(annotated), mesh)
+    spread = _Spread(layouts, set(annotated), mesh, graph.uses())
     for value, layout in asked.items():
         spread.refine(value, layout)
     spread.changed = True
@@ -71,6 +71,7 @@ class _Spread:
     layouts: dict[GraphValue, TensorLayout]
     fixed: set[GraphValue]
     mesh: MeshShape
+    uses: Mapping[GraphValue, int]
     changed: bool = False
 
     def node(self, node: GraphNode, *, forwards: bool) -> None:
@@ -80,7 +81,8 @@ class _Spread:
         rule = rule_of(node, operands)
         if rule is None:
             return
-        chosen = choose(node, rule, operands, self.layouts[node.result], self.mesh)
+        shares = [self.uses[value] for value in node.values]
+        chosen = choose(node, rule, [*operands, self.layouts[node.result]], shares, self.mesh)
         if forwards:
             self.refine(node.result, chosen.layout(rule, RESULT))
             return
@@ -104,11 +106,15 @@ class _Spread:
 
 
 def choose(
-    node: GraphNode, rule: OpRule, operands: Sequence[TensorLayout], result: TensorLayout, mesh: MeshShape
+    node: GraphNode, rule: OpRule, held: Sequence[TensorLayout], shares: Sequence[int], mesh: MeshShape
 ) -> Assignment:
-    """Return which factors of a node are divided. An axis that values ask for at one factor alone divides this one; of
-    several choices the one that moves the fewest bytes is taken, and of these the one that divides most."""
-    layouts = {**dict(enumerate(operands)), RESULT: result}
+    """Return the factors of a node that are divided. An axis that values ask for at one factor alone divides this one;
+    of several choices the one that moves the fewest bytes is taken, and of these the one that divides most.
+
+    held: the layouts of the operands, and of the result behind them. shares: how many nodes take each operand, which is
+    brought to a layout once for all.
+    """
+    layouts = dict(zip((*range(len(node.values)), RESULT), held, strict=True))
     options = _options(rule, layouts)
     several = {axis: [*asked, None] if len(asked) > 1 else asked for axis, asked in options.items()}
     found = list(_assignments(rule, several, mesh))
@@ -116,7 +122,7 @@ def choose(
         found = list(_assignments(rule, {axis: [*asked, None] for axis, asked in options.items()}, mesh))
     if len(found) == 1:
         return found[0]
-    costed = [replace(each, nbytes=_cost(node, rule, each, layouts, mesh)) for each in found]
+    costed = [replace(each, nbytes=_cost(node, rule, each, layouts, shares, mesh)) for each in found]
     return min(costed, key=lambda each: (each.nbytes, -sum(len(division.axes) for division in each.factors.values())))
 
 
@@ -169,11 +175,16 @@ def _divides(rule: OpRule, factor: int, division: DimDivision, mesh: MeshShape) 
 
 
 def _cost(
-    node: GraphNode, rule: OpRule, chosen: Assignment, layouts: Mapping[int, TensorLayout], mesh: MeshShape
-) -> int:
-    total = 0
-    for number, value in enumerate(node.values):
-        total += moved(value.tensor, layouts[number], chosen.layout(rule, number), mesh)
+    node: GraphNode,
+    rule: OpRule,
+    chosen: Assignment,
+    layouts: Mapping[int, TensorLayout],
+    shares: Sequence[int],
+    mesh: MeshShape,
+) -> float:
+    total = 0.0
+    for number, (value, share) in enumerate(zip(node.values, shares, strict=True)):
+        total += moved(value.tensor, layouts[number], chosen.layout(rule, number), mesh) / max(1, share)
     made = chosen.layout(rule, RESULT)
     needs = layouts[RESULT] if layouts[RESULT].axes else replace(made, partial=())
     return total + moved(node.result.tensor, made, needs, mesh)
