@@ -91,8 +91,13 @@ def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:
     not know, are not, and neither are trees."""
     if rows.num_tokens_R is None or rows.kv_bound_R is None or rows.tree is not None:
         return np.zeros(len(rows.slots_R), bool)
+    return expands(rows.num_tokens_R, rows.kv_bound_R, mixer)
+
+
+def expands(num_tokens_R: np.ndarray, kv_bound_R: np.ndarray, mixer: LatentAttentionSpec) -> np.ndarray:
+    """Return True for rows of these lengths that are cheaper expanded: bool [R]."""
     sizes = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim, "rank": mixer.rank}
-    return worth_expanding(rows.num_tokens_R, rows.kv_bound_R, **sizes)
+    return worth_expanding(num_tokens_R, kv_bound_R, **sizes)
 
 
 def without(rows: DeviceRows, long_R: np.ndarray) -> tuple[DeviceRows, Tensor]:
