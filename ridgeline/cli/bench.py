@@ -77,6 +77,9 @@ class JobFlags:
     form: Annotated[list[str] | None, typer.Option(help="Only these formats of weights or caches.")] = None
     tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None
     chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False
+    best: Annotated[
+        int, typer.Option(min=0, help="Of a case's cuts only so many, the first ones by the model; 0: all.")
+    ] = 0
     beside: Annotated[
         bool, typer.Option("--beside", help="Only real shapes, as this GPU runs them, beside other projects' kernels.")
     ] = False
@@ -294,7 +297,7 @@ def sweep(
 
     options = SweepOptions(
         name=name, case=tuple(jobs.case or ()), form=tuple(jobs.form or ()),
-        tokens=tuple(jobs.tokens or ()), chosen=jobs.chosen, beside=jobs.beside, seconds=jobs.seconds,
+        tokens=tuple(jobs.tokens or ()), chosen=jobs.chosen, best=jobs.best, beside=jobs.beside, seconds=jobs.seconds,
         bandwidth=1e12 * jobs.bandwidth,
         dry=walk.dry, compile_only=walk.compile_only, processes=walk.processes or min(16, os.cpu_count() or 1),
     )  # fmt: skip

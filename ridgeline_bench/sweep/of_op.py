@@ -13,14 +13,16 @@ that for products of 8-bit numbers).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.case import OpCase
+from ridgeline.kernels.base.case import Cuts, OpCase
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import OPS
+from ridgeline.perf.search import Search, SearchSettings, Timer
 from ridgeline_bench.kernels import allowed
 from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.peers import PEERS
@@ -60,7 +62,7 @@ class OpSweep(Sweep):
         others = list(self.functions)[1:] or ([] if self.functions else ["reference"])
         if timed and self.of.matrix:  # plain torch is much slower, and waits for the host, which no graph can hold
             others = [name for name in others if name != "torch"]
-        cuts = self.cuts.candidates(case) if self.cuts else ()
+        cuts = ranked(self.cuts, case, self.options.best) if self.cuts else ()
         return [*([None] if self.functions else []), *others, *cuts, *(self.peers if timed and not self.dry else ())]
 
     def case_of(self, job: Job) -> OpCase:
@@ -163,6 +165,21 @@ class OpSweep(Sweep):
         cost, peak = case.cost(2), self.peak * (2 if case.in_bytes else 1)
         seconds = max(cost.bytes / self.bandwidth, cost.flops / peak if self.of.matrix else 0.0)
         return Limit(seconds, cost.flops, f"{cost.bytes / 1e6:.0f} MB")
+
+
+def ranked(cuts: Cuts, case: OpCase, best: int) -> Sequence[Any]:
+    """Return a case's cuts; with `best` only so many, the first ones by the model or else by their order."""
+    found = list(dict.fromkeys(cuts.candidates(case)))
+    if not best:
+        return found
+    order = {cut: float(place) for place, cut in enumerate(found)}
+    cost = order.__getitem__ if cuts.cost is None else partial(cuts.cost, case)
+    return Search(cost=cost, prepare=unprepared, settings=SearchSettings(measured=best)).leading(found)
+
+
+def unprepared(candidate: Any) -> Timer:
+    """Raise an error: this search only ranks."""
+    raise AssertionError(candidate)
 
 
 def tokens_of(case: OpCase) -> int:

@@ -18,6 +18,7 @@ class SweepOptions:
     name: of an op.
     case, form, tokens: only jobs with one of these; (): all.
     chosen: only cuts that would be chosen, and what has no cuts.
+    best: of a case's cuts only so many, the first ones by the model; 0: all.
     beside: only what is timed: what the platform gets, and other projects' kernels.
     seconds: stop by then, compiling included; 0: what the sweep takes.
     bandwidth: bytes a second of the memory; 0: an H200's.
@@ -28,6 +29,7 @@ class SweepOptions:
     form: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
     chosen: bool = False
+    best: int = 0
     beside: bool = False
     seconds: float = 0.0
     bandwidth: float = 0.0

@@ -20,8 +20,9 @@ import torch
 
 from ridgeline.kernels.base import tuned
 from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
-from ridgeline.perf.search import SearchSettings, Timer
+from ridgeline.perf.search import SearchSettings
 from ridgeline_bench.sweep.children import Compiled, answers, compiled
+from ridgeline_bench.sweep.of_op import unprepared
 from ridgeline_bench.sweep.pairs import Pair, found, search_of
 from ridgeline_bench.sweep.sweep import Job
 
@@ -122,11 +123,7 @@ def compile_cuts(pairs: Sequence[Pair], options: TuneOptions) -> Compiled:
 def leading(pair: Pair, options: TuneOptions) -> list[Job]:
     """Return the jobs that a pair's search measures."""
     always = [pair.job(None), *(pair.job(cut) for cut in options.extra_of(pair))]
-    return search_of(pair, _never, options.settings).leading(pair.jobs(), always)
-
-
-def _never(job: Job) -> Timer:
-    raise AssertionError
+    return search_of(pair, unprepared, options.settings).leading(pair.jobs(), always)
 
 
 def _launch(shipped: bool, task: tuple[Pair, Job]) -> None:

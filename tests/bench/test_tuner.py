@@ -15,11 +15,13 @@ from ridgeline.kernels.gemm.plain.cases import LinearCase
 from ridgeline.kernels.gemm.plain.choose import RowsPlan
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.search import SearchSettings, TrialOutcome
+from ridgeline_bench.scripts import held_out_cuts
 from ridgeline_bench.sweep import pairs as pairs_module
 from ridgeline_bench.sweep import tune as tuner
 from ridgeline_bench.sweep.check import CheckOptions, answered, cases_to_check
 from ridgeline_bench.sweep.children import answers
 from ridgeline_bench.sweep.of_op import OpSweep
+from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.pairs import Pair, dealt, found, tuned_pairs
 from ridgeline_bench.sweep.tune import Tuned, TuneOptions, leading, line
 
@@ -142,3 +144,29 @@ def test_a_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rms_norm", lambda *given: tuple(1.01 * x for x in right(*given)))
     failures = {way: failed for way, _, failed in answered(one)["ways"]}
     assert failures["torch"].startswith("error ")
+
+
+def test_a_sweep_can_take_the_best_cuts_by_the_model_alone() -> None:
+    sweep = OpSweep(SweepOptions(name="linear", best=3), "meta")
+    case = LinearCase(8, 2048, 2048)
+    cuts = OPS["linear"].cuts()
+    assert cuts is not None
+    assert cuts.cost is not None
+    taken = [way for way in sweep.ways(case, timed=True) if isinstance(way, cuts.tuning.kinds)]  # type: ignore[union-attr]
+    costs = sorted(cuts.cost(case, cut) for cut in cuts.candidates(case))
+    assert [cuts.cost(case, cut) for cut in taken] == costs[:3]
+
+
+def test_held_out_shapes_are_drawn_by_a_seed_and_none_was_measured() -> None:
+    pairs = held_out_cuts.drawn(21, 5)
+    assert pairs == held_out_cuts.drawn(21, 5) != held_out_cuts.drawn(21, 6)
+    assert not set(pairs) & set(tuned_pairs())
+    assert len(set(pairs)) == 21
+    assert {pair.op for pair in pairs} == {pair.op for pair in tuned_pairs()}
+
+
+def test_a_shape_is_as_far_behind_as_what_runs_by_itself() -> None:
+    trials = ({"candidate": {}, "outcome": "won", "us": 10.0}, {"candidate": None, "outcome": "slower", "us": 10.4})
+    assert held_out_cuts.behind(Tuned(PAIR, trials=trials)) == pytest.approx(1.04)
+    assert held_out_cuts.behind(Tuned(PAIR, failed="the child died")) == float("inf")
+    assert held_out_cuts.summary([1.0, 1.04, 1.2]) == "2 of 3 shapes within 5 % of tuned, the worst 20.0 % behind"
