@@ -124,7 +124,7 @@ class Found(Generic[C]):
         return [
             {
                 "candidate": described(trial.candidate), "outcome": trial.outcome.value, "rank": trial.rank,
-                "predicted": trial.predicted if math.isfinite(trial.predicted) else None,
+                "predicted": float(f"{trial.predicted:.4g}") if math.isfinite(trial.predicted) else None,
                 **({"us": round(1e6 * trial.seconds, 3), "timings": len(trial.times)} if trial.times else {}),
                 **({"reason": trial.reason} if trial.reason else {}),
                 **({"generation": trial.generation} if trial.generation else {}),

@@ -224,12 +224,12 @@ def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(device: str) -> Non
         assert torch.equal(routes.weight_TK, all_of_them.weight_TK[first:end])
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
+@pytest.mark.parametrize(("fixed", "hopper"), [(False, False), (False, True), (True, True)])
+def test_every_cut_chosen_can_be_launched(fixed: bool, hopper: bool) -> None:
     for tokens in (1, 2, 3, 5, 16, 33, 64, 65, 200, 300, 5000, 16_384):
         for width in (64, 1024, 2880, 4096, 7168):
             for experts in (2, 8, 60, 128, 160, 256, 512):
-                plan = choose(tokens, width, experts, fixed=fixed)
+                plan = choose(tokens, width, experts, fixed=fixed, hopper=hopper)
                 assert plan.experts >= experts
                 assert all(size & (size - 1) == 0 for size in (plan.tokens, plan.experts, plan.block, plan.warps))
                 chosen_at_once = plan.group if isinstance(plan, Few) else plan.tokens
@@ -242,6 +242,10 @@ def test_every_cut_chosen_can_be_launched(fixed: bool) -> None:
                     assert not plan.matrix or plan.rows % 16 == plan.each % 8 == plan.block // plan.slices % 16 == 0
                 else:
                     assert tokens > 16 or fixed
+                if isinstance(plan, Few) and plan.matrix:
+                    assert hopper
+                    assert not fixed
+                    assert tokens in (64, 65, 200)
     assert len({choose(tokens, 2048, 128, fixed=True) for tokens in (1, 64, 500, 16_384)}) == 1
 
 

@@ -1,6 +1,6 @@
 """The cuts of the kernels that route: a plain function of shapes. It does not import torch.
 
-up to 128 tokens  few.py: one launch
+up to 128 tokens  few.py: one launch; on Hopper up to 256, on the matrix units from 40 on
 more              a norm, many.py's scores and choices, many.py's order: three launches
 """
 
@@ -70,9 +70,12 @@ def class_of(tokens: int, width: int, experts: int) -> ShapeClass:
     return ShapeClass("", (power_of_two(tokens), width, experts))
 
 
-def choose(tokens: int, width: int, experts: int, *, fixed: bool = False, itemsize: int = 2) -> Few | Many:
-    """Return the cut. fixed: it does not depend on the number of tokens. itemsize: of the router's numbers."""
-    few = None if fixed else _matrix(tokens, width, experts) if itemsize == 2 else None
+def choose(
+    tokens: int, width: int, experts: int, *, fixed: bool = False, itemsize: int = 2, hopper: bool = False
+) -> Few | Many:
+    """Return the cut. fixed: it does not depend on the number of tokens. itemsize: of the router's numbers. hopper: the
+    GPU is one of Hopper, where few.py was timed on the matrix units."""
+    few = _matrix(tokens, width, experts) if hopper and not fixed and itemsize == 2 else None
     return few or (None if fixed else _few(tokens, width, experts)) or _many(experts)
 
 
@@ -80,10 +83,11 @@ def _matrix(tokens: int, width: int, experts: int) -> Few | None:
     """Return the cut of few.py on the matrix units, or None. A program takes the least that fills one of their
     products, 16 experts and 8 tokens: 16 of either were slower on an H200 for 32, 64 and 256 tokens."""
     block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
-    if tokens not in MATRIX_TOKENS or padded > MOST_EXPERTS or block > MATRIX_BLOCK:
-        return None
     each, warps = 8, block // 256
-    return Few(16, each, block, tile, padded, max(each, warps), warps, matrix=True)
+    group = max(each, warps)
+    if tokens not in MATRIX_TOKENS or group * padded > CELLS or not 1024 <= block <= MATRIX_BLOCK:
+        return None
+    return Few(16, each, block, tile, padded, group, warps, matrix=True)
 
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:

@@ -25,7 +25,7 @@ SEVERAL = 8  # tokens up to which a tile of the matrix units is mostly empty
 
 def candidates(case: RouteCase) -> list[Few | Many]:
     """Return the chosen cut, then others whose tiles registers and shared memory hold."""
-    chosen = choose(case.tokens, case.width, case.how.experts)
+    chosen = choose(case.tokens, case.width, case.how.experts, hopper=True)
     vector = choose(case.tokens, case.width, case.how.experts, itemsize=4)
     few = _few(vector, case) if isinstance(vector, Few) else ()
     return list(dict.fromkeys((chosen, *few, *_matrix(case), *_many(case))))

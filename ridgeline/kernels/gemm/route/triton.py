@@ -51,7 +51,8 @@ def route(
     if not tokens or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned)):
         return torch_ops.route(x_TM, residual_TM, norm_weight_M, eps, router, live_T, tally_E)
     plan = plan or _tuned(x_TM, how.experts, fixed=fixed)
-    plan = plan or choose(tokens, width, how.experts, fixed=fixed, itemsize=x_TM.itemsize)
+    hopper = compute_capability(device) == (9, 0)
+    plan = plan or choose(tokens, width, how.experts, fixed=fixed, itemsize=x_TM.itemsize, hopper=hopper)
     routes = _empty(tokens, how, device)
     if isinstance(plan, Many):
         n_TM, s_TM = _normalised(x_TM, residual_TM, norm_weight_M, eps)
