@@ -113,7 +113,7 @@ def test_steps_run_without_a_graph_where_known_lengths_save_more_than_launches_c
         saved.append(bool(num_tokens_R.max() > 4))
         return launch.LAUNCHES * own.runner.segments.states.num_layers + (1 if saved[-1] else 0)
 
-    def expands(rows: DeviceRows, mixer: object) -> np.ndarray:
+    def expands(rows: DeviceRows, mixer: object, arch: str) -> np.ndarray:
         known = rows.num_tokens_R is not None
         found = rows.num_tokens_R > 4 if rows.num_tokens_R is not None else np.zeros(len(rows.slots_R), bool)
         long.append(int(found.sum()) if known else 0)

@@ -97,7 +97,7 @@ class PagedLatents:
         for mixer, layers in Counter(self._mixers).items():
             widths = {name: getattr(mixer, name) for name in ("num_heads", "key_dim", "value_dim", "rank")}
             if mixer.indexer is None and (mixer.rank, mixer.key_dim, mixer.value_dim) == (512, 128, 128):
-                long_R = expands(num_tokens_R, kv_bound_R, mixer)
+                long_R = expands(num_tokens_R, kv_bound_R, mixer, self.ops.platform.arch)
                 rows = num_tokens_R[long_R], kv_bound_R[long_R]
                 each = saved_microseconds(*rows, **widths, multiprocessors=MULTIPROCESSORS) if long_R.any() else 0.0
                 saved += layers * each
@@ -112,7 +112,7 @@ class PagedLatents:
             self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _work(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> Work:
-        long_R = long_rows(rows, mixer)
+        long_R = long_rows(rows, mixer, self.ops.platform.arch)
         sparse_R = self._sparse_rows(mixer, rows, block_table_SC.shape[1], long_R)
         masked_R = sparse_R & self._masked_rows(mixer, rows, long_R)
         if mixer.indexer is not None and sparse_R.all() and not masked_R.any():

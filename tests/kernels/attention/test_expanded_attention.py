@@ -243,5 +243,7 @@ def test_rows_are_expanded_where_that_takes_fewer_flops() -> None:
     # 171 queries of a row pay for making the keys and values of one cached token
     tokens, cached = [1, 127, 128, 150, 250, 8192, 8192], [8192, 127, 128, 8192, 8192, 8192, 100_000]
     assert worth_expanding(tokens, cached, **sizes).tolist() == [False, False, True, False, True, True, True]
+    slow = [False, False, True, True, True, True, True]  # pairs against latents take twice as long: 74 queries pay
+    assert worth_expanding(tokens, cached, **sizes, pace=2.0).tolist() == slow
     narrow = {"key_dim": 128, "value_dim": 128, "rank": 64}  # latents are the narrower
     assert not worth_expanding(tokens, cached, **narrow).any()

@@ -24,9 +24,11 @@ MADE_RATE = 5e8  # FLOPs a µs by which keys and values are made, their vectors 
 INDEX_BYTES, PLACE_BYTES = 8, 4  # of an index of torch, and of a place as it is kept
 
 
-def worth_expanding(tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, value_dim: int, rank: int) -> np.ndarray:
-    """Return True for each row that takes fewer FLOPs with keys and values made than with queries against the latents:
-    bool [R].
+def worth_expanding(
+    tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, value_dim: int, rank: int, pace: float = 1.0
+) -> np.ndarray:
+    """Return True for each row that takes less with keys and values made than with queries against the latents: bool
+    [R]. pace: how many times as long a FLOP of a pair against latents takes; with 1 these are FLOPs.
 
     A pair of query and key takes 4 · rank FLOPs a head against latents, and 2 · (key_dim + value_dim) otherwise, beside
     those of the rotated part. Against latents each query and result is multiplied by the projections, and otherwise
@@ -34,16 +36,18 @@ def worth_expanding(tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, v
     """
     tokens_R, kv_len_R = np.asarray(tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
     pairs_R = tokens_R * kv_len_R - tokens_R * (tokens_R - 1) / 2
-    found = fewer_flops(pairs_R, kv_len_R - tokens_R, key_dim=key_dim, value_dim=value_dim, rank=rank)
+    sizes: dict[str, int] = {"key_dim": key_dim, "value_dim": value_dim, "rank": rank}
+    found = fewer_flops(pairs_R, kv_len_R - tokens_R, **sizes, pace=pace)
     return np.asarray(found & (tokens_R >= LEAST_TOKENS))
 
 
 def fewer_flops(
-    pairs: float | np.ndarray, before: float | np.ndarray, *, key_dim: int, value_dim: int, rank: int
+    pairs: float | np.ndarray, before: float | np.ndarray, *, key_dim: int, value_dim: int, rank: int, pace: float = 1.0
 ) -> Any:
-    """Return True where keys and values take fewer FLOPs: for so many pairs of queries and keys, and so many cached
-    tokens whose keys and values are made again. Arrays have an answer for each."""
-    return (2 * rank - (key_dim + value_dim)) * pairs > rank * (key_dim + value_dim) * before
+    """Return True where keys and values take fewer FLOPs, those of pairs against latents times `pace`: for so many
+    pairs of queries and keys, and so many cached tokens whose keys and values are made again. Arrays have an answer for
+    each."""
+    return (2 * rank * pace - (key_dim + value_dim)) * pairs > rank * (key_dim + value_dim) * before
 
 
 def saved_microseconds(
