@@ -1,14 +1,14 @@
 """The ops of one forward pass of GPT-2 under torch's profiler, the slowest first, and what bounds each.
 
     python -m ridgeline_bench.scripts.forward_ops [--shapes 1x1 1x128 8x1024] [--dtype bfloat16] [--device auto]
-        [--layers 12] [--passes 5] [--top 6] [--output FILE.jsonl]
+        [--layers 12] [--passes 5] [--top 6] [--threads 0] [--output FILE.jsonl]
 
 The model is transformers' GPT2LMHeadModel with random weights of the smallest one's shape: 12 layers of 768 with 12
 heads, and 50,257 tokens. A shape is BATCHxTOKENS. An op is one of torch's with one set of input shapes. Its time is its
 own kernels' on a GPU; on a CPU it is without that of ops inside it.
 
 Two roofs are measured in the same run: a copy of 256 MiB (64 on a CPU), and the product of squares of 4096 (1024) in
-the same dtype. An op's bytes are those of its inputs and its result, each once; its FLOPs are those of its products.
+the same dtype. --threads is how many compute on a CPU (0: as many as torch takes). An op's bytes are those of its inputs and its result, each once; its FLOPs are those of its products.
 
     compute     FLOPs over the product's rate take longer than bytes over the copy's
     memory      the other way round
@@ -177,12 +177,14 @@ def _shape(word: str) -> tuple[int, int]:
 
 def main() -> None:
     given = asked(
-        __doc__, shapes=["1x1", "1x128", "8x1024"], dtype="bfloat16", device="auto", layers=12, passes=5, top=6,
+        __doc__, shapes=["1x1", "1x128", "8x1024"], dtype="bfloat16", device="auto", layers=12, passes=5, top=6, threads=0,
         output=Path,
     )  # fmt: skip
     with told():
         check_counts(given, "layers", "passes", "top")
         shapes, dtype = [_shape(word) for word in given.shapes], dtype_called(given.dtype)
+        if given.threads > 0:
+            torch.set_num_threads(given.threads)
         name = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(name)
         model, ceiling = gpt2(given.layers, dtype, device), roofs(device, dtype)
