@@ -8,7 +8,8 @@ heads, and 50,257 tokens. A shape is BATCHxTOKENS. An op is one of torch's with 
 own kernels' on a GPU; on a CPU it is without that of ops inside it.
 
 Two roofs are measured in the same run: a copy of 256 MiB (64 on a CPU), and the product of squares of 4096 (1024) in
-the same dtype. --threads is how many compute on a CPU (0: as many as torch takes). An op's bytes are those of its inputs and its result, each once; its FLOPs are those of its products.
+the same dtype. An op's bytes are those of its inputs and its result, each once; its FLOPs are those of its products.
+--threads is how many compute on a CPU, 0 as many as torch takes.
 
     compute     FLOPs over the product's rate take longer than bytes over the copy's
     memory      the other way round
@@ -177,8 +178,8 @@ def _shape(word: str) -> tuple[int, int]:
 
 def main() -> None:
     given = asked(
-        __doc__, shapes=["1x1", "1x128", "8x1024"], dtype="bfloat16", device="auto", layers=12, passes=5, top=6, threads=0,
-        output=Path,
+        __doc__, shapes=["1x1", "1x128", "8x1024"], dtype="bfloat16", device="auto", layers=12, passes=5, top=6,
+        threads=0, output=Path,
     )  # fmt: skip
     with told():
         check_counts(given, "layers", "passes", "top")

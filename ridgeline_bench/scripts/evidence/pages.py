@@ -30,6 +30,7 @@ ENDINGS = (
     "cpp",
     "cu",
     "cuh",
+    "gdb",
     "h",
     "txt",
     "jsonl",
@@ -44,6 +45,7 @@ FOREIGN_FLAGS = {  # of other programs
     "--nproc-per-node",  # torchrun
     *("--cli-input-json", "--experiment-name", "--package-file"),  # aws, kfp
     *("--context-parallel-size", "--cp-comm-type"),  # Megatron-Core
+    "--args",  # cuda-gdb
     *("--speculative-eagle-topk", "--speculative-num-draft-tokens"),  # SGLang
 }
 
