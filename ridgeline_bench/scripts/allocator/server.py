@@ -32,6 +32,7 @@ class Watched:
     """The events of the allocator of the current GPU from now on, in stretches."""
 
     def __init__(self) -> None:
+        torch.cuda.init()
         torch.cuda.empty_cache()
         stats = torch.cuda.memory_stats()
         self._held = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
