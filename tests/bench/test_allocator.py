@@ -13,6 +13,8 @@ from ridgeline_bench.scripts.allocator.model import (
     block_bytes,
     segment_bytes,
 )
+from ridgeline_bench.scripts.allocator.page import rules_table, step_table
+from ridgeline_bench.scripts.allocator.rules import model_lines
 from ridgeline_bench.scripts.allocator.scenarios import SCENARIOS, SETTINGS, walk
 
 
@@ -122,3 +124,14 @@ def test_free_blocks_are_unused_or_cached() -> None:
     found = fragments([segment(("active_allocated", 60, 50), ("inactive", 40, 0)), segment(("inactive", 100, 0))])
     assert (found.unused, found.cached, found.largest, found.padding) == (40, 100, 100, 10)
     assert found.fragmentation == 0.2
+
+
+def test_tables_of_the_page_are_made_of_stored_lines() -> None:
+    found = [line | {"workload": "allocator rules", "microseconds": 12.4} for line in model_lines()]
+    assert "| growing | `native` | 768 | 9,600 |  |  |  | 12 |" in rules_table(found)
+    step = {
+        "workload": "allocator of a training step", "processes": 2, "setting": "", "share": 0.0, "sent": 0,
+        "peak_allocated": 30e9, "peak_reserved": 40e9, "seconds": 0.5, "losses_apart": 0.0,
+    }  # fmt: skip
+    half = step | {"share": 0.5, "peak_reserved": 30e9, "sent": 10e9, "seconds": 0.6}
+    assert "| 2 | `native` | 50% | 30.0 | 30.0 | 25% | 10.0 | 600 | 0 |" in step_table([step, half])

@@ -39,6 +39,13 @@ def _written(by: Callable[[Path], object]) -> str:
         return (Path(folder) / "picture.svg").read_text(encoding="utf-8")
 
 
+def allocator() -> str:
+    from ridgeline_bench.scripts.allocator import page
+
+    lines = _lines("h200-allocator.jsonl")
+    return _written(lambda path: page.draw(lines, path))
+
+
 def batch_sweep() -> str:
     from ridgeline_bench.scripts import batch_sweep, experiments_page
 
@@ -250,6 +257,7 @@ def vllm(theme: str) -> str:
 
 
 PICTURES: Mapping[str, Callable[[], str]] = {
+    "docs/images/allocator.svg": allocator,
     "docs/images/attention-ladder.svg": lambda: ladder("attention"),
     "docs/images/batch-sweep.svg": batch_sweep,
     "docs/images/clip-tokens.svg": clip_tokens,
