@@ -122,6 +122,10 @@ class StepFlags:
         bool,
         typer.Option("--paged", help="The optimizer's moments lie in the host's memory between steps (GPU)."),
     ] = False
+    offload: Annotated[
+        float,
+        typer.Option(help="Share of the layers whose activations wait in the host's memory (GPU).", min=0, max=1),
+    ] = 0.0
     checkpoint_every: CheckpointEvery = 50
     device: Device = "auto"
     dtype: Annotated[

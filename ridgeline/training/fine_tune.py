@@ -20,6 +20,7 @@ from ridgeline.training.base import Method
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.conversations import Counted, ExampleReader, digest, examples_of
 from ridgeline.training.lora import LoraConfig
+from ridgeline.training.offload import OffloadedActivations
 from ridgeline.training.packs import Packs
 from ridgeline.training.preferences import Loss
 from ridgeline.training.pretrain import DTYPES
@@ -63,6 +64,7 @@ class FineTuneConfig:
     center: of reward: the weight of what keeps scores' mean near 0.
     recompute: layers keep their inputs alone, which saves memory and takes a third more time.
     paged: the optimizer's moments lie in the host's memory between steps.
+    offload: the share of layers, from the first, whose activations wait in the host's memory for the backward pass.
     """
 
     kind: Literal["sft", "dpo", "reward"]
@@ -91,6 +93,7 @@ class FineTuneConfig:
     center: float = 0.0
     recompute: bool = False
     paged: bool = False
+    offload: float = 0.0
     dtype: str = "float32"
     checkpoint_every: int = 50
     seed: int = 0
@@ -106,6 +109,10 @@ class FineTuneConfig:
                 raise InvalidConfig(f"{name} must be a number above 0, got {getattr(self, name):g}.")
         if self.recompute and self.lora.dropout:
             raise InvalidConfig("layers that run again would leave other inputs out; leave out --recompute or dropout.")
+        if self.recompute and self.offload:
+            raise InvalidConfig(
+                "layers that run again keep little that could wait; leave out --recompute or --offload."
+            )
         if self.method not in ("lora", "qlora") and (self.lora.dora or self.lora.dropout):
             raise InvalidConfig(f"dora and dropout are for --method lora or qlora, got {self.method}.")
 
@@ -143,6 +150,8 @@ def _run(config: FineTuneConfig, console: Console, replicas: TrainingReplicas) -
         say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
     if config.recompute:
         recompute(learner.decoder)
+    if config.offload:
+        OffloadedActivations(learner.decoder, config.offload)
     chunk = loss_chunk(config.device, full=config.method == "full")
     runs = PackRunner(learner.decoder, autocast=learner.autocast, chunk=chunk)
     objective = objective_of(config, runs, data)

@@ -29,8 +29,8 @@ AHEAD = 2  # layers whose memory is still on the device while it goes to the hos
 
 
 class KeptTensor(NamedTuple):
-    """What autograd holds in a tensor's place. number: of its memory among that of the run. tensor: itself, if it
-    stays."""
+    """The thing that autograd holds in the place of a tensor. number: of its memory among that of the run. tensor:
+    itself, if it stays."""
 
     run: LayerRun
     number: int
@@ -123,7 +123,7 @@ class OffloadedActivations:
         return found
 
     def _pack(self, run: LayerRun, held: set[int], travels: bool, x: Tensor) -> KeptTensor:
-        """Return what autograd keeps in place of a tensor. Weights stay where they are."""
+        """Return the thing that autograd keeps in the place of a tensor. Weights stay where they are."""
         view = x.dtype, int(x.storage_offset()), tuple(x.shape), x.stride()
         storage = x.untyped_storage()
         stays = not travels or storage.nbytes() < self.least or storage.data_ptr() in held

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
+from ridgeline.training import fine_tune
 from ridgeline.training.embedded import llama_config
+from ridgeline.training.fine_tune import FineTuneConfig
 from ridgeline.training.objective import NextTokenLoss, training_decoder
 from ridgeline.training.offload import LayerRun, OffloadedActivations
 from ridgeline.training.optimizer import initialize
@@ -24,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def decoder() -> Decoder:
+def five_layers() -> Decoder:
     made = training_decoder(model_config(CONFIG | {"vocab_size": 128, "head_dim": 32}).spec, torch.float32, CPU)
     initialize(made, LAYERS, seed=0)
     return made
@@ -40,56 +45,56 @@ def step(decoder: Decoder, seed: int = 0) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
-def test_losses_and_gradients_are_those_of_tensors_that_stay(decoder: Decoder, share: float) -> None:
-    loss, gradients = step(decoder)
-    offloaded = OffloadedActivations(decoder, share, least=1)
+def test_losses_and_gradients_are_those_of_tensors_that_stay(five_layers: Decoder, share: float) -> None:
+    loss, gradients = step(five_layers)
+    offloaded = OffloadedActivations(five_layers, share, least=1)
     for _ in range(2):
-        again, others = step(decoder)
+        again, others = step(five_layers)
         assert torch.equal(loss, again)
         for mine, plain in zip(others, gradients, strict=True):
             assert torch.equal(mine, plain)
     assert (offloaded.num_bytes > 0) == (share > 0)
 
 
-def test_a_larger_share_sends_more_and_small_tensors_stay(decoder: Decoder) -> None:
+def test_a_larger_share_sends_more_and_small_tensors_stay(five_layers: Decoder) -> None:
     sent = []
     for share in (0.2, 0.4, 0.8):
-        offloaded = OffloadedActivations(decoder, share, least=1)
-        step(decoder)
+        offloaded = OffloadedActivations(five_layers, share, least=1)
+        step(five_layers)
         sent.append(offloaded.num_bytes)
         offloaded.close()
     assert sent[0] < sent[1]
     assert 2 * (sent[1] - sent[0]) == sent[2] - sent[1], "layers are alike, but for the first"
-    offloaded = OffloadedActivations(decoder, 1.0, least=1 << 30)
-    step(decoder)
+    offloaded = OffloadedActivations(five_layers, 1.0, least=1 << 30)
+    step(five_layers)
     assert offloaded.num_bytes == 0
 
 
-def test_weights_never_travel(decoder: Decoder) -> None:
+def test_weights_never_travel(five_layers: Decoder) -> None:
     """Of one token a layer saves little beside its weights."""
-    offloaded = OffloadedActivations(decoder, 1.0, least=1)
-    NextTokenLoss(decoder, batch_size=1, chunk=16, autocast=None)(torch.zeros(1, 2, dtype=torch.int64))
-    assert offloaded.num_bytes < sum(each.nbytes for each in decoder.layers[0].parameters())
+    offloaded = OffloadedActivations(five_layers, 1.0, least=1)
+    NextTokenLoss(five_layers, batch_size=1, chunk=16, autocast=None)(torch.zeros(1, 2, dtype=torch.int64))
+    assert offloaded.num_bytes < sum(each.nbytes for each in five_layers.layers[0].parameters())
 
 
-def test_two_passes_may_be_forward_before_the_first_is_backward(decoder: Decoder) -> None:
+def test_two_passes_may_be_forward_before_the_first_is_backward(five_layers: Decoder) -> None:
     def loss(seed: int) -> Tensor:
         tokens_BS1 = torch.randint(128, (3, 17), generator=torch.Generator().manual_seed(seed))
-        found: Tensor = NextTokenLoss(decoder, batch_size=3, chunk=16, autocast=None)(tokens_BS1)
+        found: Tensor = NextTokenLoss(five_layers, batch_size=3, chunk=16, autocast=None)(tokens_BS1)
         return found
 
     def gradients() -> list[Tensor]:
-        decoder.zero_grad()
+        five_layers.zero_grad()
         (loss(0) * 0.5 + loss(1)).backward()
-        return [each.grad.clone() for each in decoder.parameters() if each.grad is not None]
+        return [each.grad.clone() for each in five_layers.parameters() if each.grad is not None]
 
     plain = gradients()
-    OffloadedActivations(decoder, 0.6, least=1)
+    OffloadedActivations(five_layers, 0.6, least=1)
     for mine, kept in zip(gradients(), plain, strict=True):
         assert torch.equal(mine, kept)
 
 
-def test_nothing_is_held_behind_a_backward_pass(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_held_behind_a_backward_pass(five_layers: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[weakref.ref[LayerRun]]()
     plain = LayerRun.__init__
 
@@ -98,17 +103,49 @@ def test_nothing_is_held_behind_a_backward_pass(decoder: Decoder, monkeypatch: p
         runs.append(weakref.ref(run))
 
     monkeypatch.setattr(LayerRun, "__init__", seen)
-    OffloadedActivations(decoder, 0.6, least=1)
-    step(decoder)
+    OffloadedActivations(five_layers, 0.6, least=1)
+    step(five_layers)
     gc.collect()
     assert len(runs) == LAYERS
     assert not any(run() for run in runs)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_other_shares_are_refused(decoder: Decoder, share: float) -> None:
+def test_other_shares_are_refused(five_layers: Decoder, share: float) -> None:
     with pytest.raises(InvalidConfig, match="from 0 to 1"):
-        OffloadedActivations(decoder, share)
+        OffloadedActivations(five_layers, share)
+
+
+def test_fine_tuning_makes_the_same_steps(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an adapter, whose rows have room behind them."""
+    data = tmp_path / "data.jsonl"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "print(a)"}]
+    data.write_text((json.dumps({"messages": turns}) + "\n") * 8)
+    sent, found = list[int](), []
+    for share in (0.0, 0.5):
+
+        def begun(decoder: Decoder, given: float) -> None:
+            offloaded = OffloadedActivations(decoder, given, least=1)
+            decoder.register_forward_hook(lambda *_: sent.append(offloaded.num_bytes))
+
+        monkeypatch.setattr(fine_tune, "OffloadedActivations", begun)
+        out = tmp_path / f"share-{share}"
+        config = FineTuneConfig(
+            kind="sft", model=folder, base="tiny", data=data, out=out, device=CPU, steps=2, pack_tokens=64, packs=2,
+            offload=share,
+        )  # fmt: skip
+        fine_tune.run(config, Console(quiet=True))
+        rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        found.append([(row["loss"], row["grad_norm"]) for row in rows])
+    assert found[0] == found[1]
+    assert min(sent) > 0
+
+
+def test_layers_that_run_again_keep_nothing_that_could_wait() -> None:
+    with pytest.raises(InvalidConfig, match="--recompute or --offload"):
+        FineTuneConfig(
+            kind="sft", model=Path(), base="", data=Path(), out=Path(), device=CPU, recompute=True, offload=0.5
+        )
 
 
 @pytest.mark.gpu
