@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ridgeline.compiler.capture import HALF, capture
 from ridgeline.compiler.graph import OpGraph, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
+from ridgeline.compiler.passes.products import products
 from ridgeline.compiler.passes.widen import widen
 from ridgeline.compiler.program import CompiledProgram
 from ridgeline.compiler.targets import CpuTarget, Target, target_of
@@ -136,7 +138,8 @@ def compile_graph(
     target = target or _target(module, options)
     graph = verify(capture(module, target.device))
     stages.after("capture", began, graph)
-    for name, each in options.passes.items():
+    join: Callable[[OpGraph], OpGraph] = partial(products, worth=target.multiplies)
+    for name, each in {**options.passes, "products": join}.items():
         began = time.perf_counter()
         graph = verify(each(graph))
         stages.after(name, began, graph)

@@ -1,7 +1,8 @@
 """The graph that passes work on: values with a shape and a dtype, and nodes that make one value each.
 
-A node is one of four kinds (ops.py): pointwise, a reduction of trailing dimensions that stay as 1, `call`, which is any
-function of torch, and `fused`, whose attribute `body` is a graph that becomes one kernel. Nodes have no effects:
+A node is one of five kinds (ops.py): pointwise, a reduction of trailing dimensions that stay as 1, `call`, which is any
+function of torch, `fused`, whose attribute `body` is a graph that becomes one kernel, and `product`, whose body begins
+with the sums of two matrices. Nodes have no effects:
 capture takes functional graphs alone, and calls that have effects keep their order.
 """
 
@@ -149,6 +150,8 @@ def _check(node: GraphNode) -> None:
         if [v.type for v in body.inputs] != [v.type for v in node.values] or len(body.outputs) != 1:
             raise InvalidGraph(f"{node.result.name}: the body's inputs or outputs are not those of the node.")
         made = body.outputs[0].type
+    elif node.op == "product":
+        made = _made_by_product(node)
     elif node.op == "cast":
         (operand,) = node.values
         made = TensorType(operand.tensor.shape, node.result.tensor.dtype)
@@ -160,6 +163,26 @@ def _check(node: GraphNode) -> None:
         raise InvalidGraph(f"{node.result.name} = {node.op}: there is no such op.")
     if made != node.result.type:
         raise InvalidGraph(f"{node.result.name} = {node.op} is said to be {node.result.type}, and makes {made}.")
+
+
+def _made_by_product(node: GraphNode) -> TensorType | None:
+    """Return the type that a product with its epilogue makes. Raise InvalidGraph."""
+    left, right, *others = node.values
+    body: OpGraph = node.attributes["body"]
+    verify(body)
+    shapes = left.tensor.shape, right.tensor.shape
+    if len(shapes[0]) != 2 or len(shapes[1]) != 2 or shapes[0][1] != shapes[1][0]:
+        raise InvalidGraph(f"{node.result.name}: {left.type} and {right.type} are no matrices that can be multiplied.")
+    sums = TensorType((shapes[0][0], shapes[1][1]), torch.float32)
+    taken = [(v.tensor.dtype, v.tensor.shape) for v in others]
+    given = [(v.tensor.dtype, v.tensor.shape) for v in body.inputs[1:]]
+    fits = len(taken) == len(given) and all(
+        a[0] == b[0] and torch.Size(a[1]).numel() == torch.Size(b[1]).numel() for a, b in zip(taken, given, strict=True)
+    )
+    if body.inputs[0].type != sums or not fits or len(body.outputs) != 1:
+        raise InvalidGraph(f"{node.result.name}: the epilogue's inputs or outputs are not those of the product.")
+    made: TensorType | None = body.outputs[0].type
+    return made
 
 
 def _define(value: GraphValue, known: set[GraphValue], names: set[str]) -> None:
@@ -178,7 +201,7 @@ def _lines(graph: OpGraph, indent: str) -> Iterator[str]:
         else:
             dims = f" over {node.attributes['dims']}" if "dims" in node.attributes else ""
             yield f"{told}({', '.join(_named(each) for each in node.operands)}){dims}"
-        if node.op == "fused":
+        if node.op in ("fused", "product"):
             yield from _lines(node.attributes["body"], indent + "    ")
     yield indent + "outputs " + ", ".join(_named(each) for each in graph.outputs)
 

@@ -30,13 +30,13 @@ class CompiledProgram:
 
     @property
     def num_kernels(self) -> int:
-        return sum(node.op == "fused" for node in self.graph.nodes)
+        return sum(node.op in ("fused", "product") for node in self.graph.nodes)
 
     def _step(self, node: GraphNode) -> Step:
         if node.op == "call":
             called, arguments, named = (node.attributes[name] for name in ("target", "arguments", "named"))
             return lambda values: called(*replaced(arguments, values), **replaced(named, values))
-        if node.op != "fused":
+        if node.op not in ("fused", "product"):
             return lambda values: plain(node, values)
         try:
             kernel = self.target.kernel(node)
@@ -45,9 +45,11 @@ class CompiledProgram:
             told_once(str(error))
             return lambda values: plain(node, values)
         taken, made = node.values, node.result.tensor
+        matrices = 2 if node.op == "product" else 0  # which may lie either way
 
         def run(values: dict[Any, Any]) -> torch.Tensor:
-            inputs = [values[value].resolve_neg().contiguous() for value in taken]
+            inputs = [values[value].resolve_neg() for value in taken]
+            inputs[matrices:] = [each.contiguous() for each in inputs[matrices:]]
             out = torch.empty(made.shape, dtype=made.dtype, device=inputs[0].device)
             kernel(inputs, [out])
             return out
@@ -64,10 +66,14 @@ class CompiledProgram:
 
 
 def plain(node: GraphNode, values: dict[Any, Any]) -> torch.Tensor:
-    """Return the value of a node, made by torch's own function. A fused node runs its body so."""
-    if node.op == "fused":
+    """Return the value of a node, made by torch's own function. A fused node and a product run their bodies so."""
+    if node.op in ("fused", "product"):
         body: OpGraph = node.attributes["body"]
-        inner = dict(zip(body.inputs, (values[each] for each in node.values), strict=True))
+        taken = [values[each] for each in node.values]
+        if node.op == "product":
+            others = zip(taken[2:], body.inputs[1:], strict=True)
+            taken = [torch.mm(*taken[:2]).float(), *(x.reshape(value.tensor.shape) for x, value in others)]
+        inner = dict(zip(body.inputs, taken, strict=True))
         for each in body.nodes:
             inner[each.result] = plain(each, inner)
         (output,) = body.outputs

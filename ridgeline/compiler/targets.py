@@ -23,6 +23,8 @@ from ridgeline.compiler.gpu import TARGETS, gpu_target
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.mapping import GpuText, LaneSchedule, gpu_text, lane_schedule
+from ridgeline.compiler.products.cpu_product import CpuProducts, worth_on_cpu
+from ridgeline.compiler.products.text import ProductSpec
 from ridgeline.kernels.base.native import openmp
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,11 @@ class Target(Protocol):
     device: str
 
     def kernel(self, node: GraphNode) -> NodeKernel:
-        """Return the kernel of a fused node. Raise InvalidConfig or CompilationFailed where it cannot be had."""
+        """Return the kernel of a fused node or a product. Raise InvalidConfig or CompilationFailed where it cannot be
+        had."""
+
+    def multiplies(self, product: ProductSpec) -> bool:
+        """Return whether a product with its epilogue is faster as one kernel than torch's with a kernel behind it."""
 
 
 class CpuTarget:
@@ -53,10 +59,15 @@ class CpuTarget:
         self._lowering = lowering
 
     def kernel(self, node: GraphNode) -> NodeKernel:
+        if node.op == "product":
+            return CpuProducts(node)
         if self._lowering == "linalg":
             return linalg_kernel(kernel_text(node))
         body = node.attributes["body"]
         return cpu_kernel(cpu_text(node, machine_name(), bool(openmp())), len(body.inputs) + len(body.outputs))
+
+    def multiplies(self, product: ProductSpec) -> bool:
+        return worth_on_cpu(product)
 
 
 class CudaTarget:
@@ -84,6 +95,9 @@ class CudaTarget:
         code = _compiler.compile(text.text, self.name).encode()
         header = {"target": self.name, "threads": text.schedule.threads, "schedule": str(text.schedule)}
         return self.store.put(key, code, {**header, "made_by": _made_by()})
+
+    def multiplies(self, product: ProductSpec) -> bool:
+        return False
 
     def kernel(self, node: GraphNode) -> NodeKernel:
         text = gpu_text(node, self.gpu.warp, self._schedule(node))

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import torch
 
 from ridgeline.compiler.cpu import MachineCode, memory_descriptor, thread_pool
+from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.mlir import MlirModule
 from ridgeline.compiler.products.cpu_schedule import CpuSchedule
+from ridgeline.compiler.products.schedule import ANY, script_of
 from ridgeline.compiler.products.text import ProductSpec, product_text
 from ridgeline.compiler.products.tiled import tiled
 from ridgeline.compiler.products.vectors import VectorWriter
 
+TURNED = script_of(
+    [
+        f'%function = transform.structured.match ops{{["func.func"]}} in %module : ({ANY}) -> {ANY}',
+        "transform.apply_patterns to %function {",
+        "  transform.apply_patterns.vector.lower_transpose lowering_strategy = shuffle_16x16",
+        f"}} : {ANY}",
+        "transform.yield",
+    ]
+)  # squares are turned by shuffles
 PASSES = (
     "canonicalize,cse,expand-strided-metadata,lower-affine,convert-scf-to-cf,arith-expand{include-bf16=true},"
     "convert-math-to-llvm,convert-math-to-libm,convert-vector-to-llvm,finalize-memref-to-llvm,convert-func-to-llvm,"
@@ -22,6 +34,38 @@ PASSES = (
     "canonicalize,cse"
 )
 Told = Callable[[str, str], None]
+
+
+DEEPEST, FEWEST_COLUMNS, FEWEST_ROWS = 512, 64, 48  # of products whose epilogue gains more than torch's product does
+
+
+def worth_on_cpu(product: ProductSpec) -> bool:
+    """Return whether a product with its epilogue is faster than torch's with a kernel behind it: oneDNN multiplies some
+    tenth faster, and a kernel behind it reads and writes the result once more, so it is where K is small."""
+    floats = product.dtype == product.out == torch.float32
+    return floats and product.k <= DEEPEST and product.n >= FEWEST_COLUMNS and product.m >= FEWEST_ROWS
+
+
+class CpuProducts:
+    """A product node for matrices that lie either way: a kernel for each way that comes."""
+
+    def __init__(self, node: GraphNode) -> None:
+        """Raises InvalidConfig and InvalidGraph where there is no kernel."""
+        (m, k), n = node.values[0].tensor.shape, node.values[1].tensor.shape[1]
+        self._spec = ProductSpec(m, n, k, node.attributes["body"], torch.float32, right_by_k=True)
+        self._made = {(True, True): CpuProduct(self._spec, CpuSchedule())}
+
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """inputs: [m, k], [k, n] and what the epilogue reads. outputs: [m, n], which is written."""
+        left, right = inputs[:2]
+        left_by_k, right_by_k = not left.t().is_contiguous(), right.t().is_contiguous()
+        product = self._made.get((left_by_k, right_by_k))
+        if product is None:
+            spec = replace(self._spec, left_by_k=left_by_k, right_by_k=right_by_k)
+            product = self._made[left_by_k, right_by_k] = CpuProduct(spec, CpuSchedule())
+        a = left.contiguous() if left_by_k else left.t()
+        b = right.t() if right_by_k else right.contiguous()
+        product(a, b, inputs[2:], outputs[0])
 
 
 class CpuProduct:
@@ -83,7 +127,9 @@ def _code(text: str, parameters: int, told: Told | None) -> MachineCode:
     """Return the code of a text; equal texts are compiled once, as long as a product has it."""
     code = _codes.get(text)
     if code is None:
-        module = MlirModule(text)
+        module = MlirModule(f"{text}\n{TURNED}")
+        module.run("transform-interpreter")
+        module.drop_modules()
         module.run(PASSES)
         if told is not None:
             told("llvm", str(module))

@@ -129,7 +129,10 @@ class VectorWriter:
             w.lines[-1] = w.lines[-1].replace("}", "} else {")
         else:
             w.do(f"scf.if {full} {{")
-            with self.loop(c(0), c(s.panel), 1) as j, self.loop(c(0), depth, 1) as i:
+            squares = w.integer("muli", w.integer("divui", depth, LANES, "index"), LANES, "index")
+            with self.loop(c(0), c(s.panel), LANES) as j, self.loop(c(0), squares, LANES) as i:
+                self.turned_square(self.add(column, j), self.add(k, i), (i, j))
+            with self.loop(c(0), c(s.panel), 1) as j, self.loop(squares, depth, 1) as i:
                 read = self.load("%right", f"{self.add(column, j)}, {self.add(k, i)}")
                 self.store(read, "%b", f"{i}, {j}")
             w.do("} else {")
@@ -141,6 +144,19 @@ class VectorWriter:
             with self.loop(width, c(s.panel), 1) as j:
                 self.store(zero, "%b", f"{i}, {j}")
         w.do("}")
+
+    def turned_square(self, column: str, k: str, to: tuple[str, str]) -> None:
+        """Copy a square of the right matrix, whose rows are along K, with its rows as columns."""
+        w, c = self.w, self.index
+        square = f"vector<{LANES}x{LANES}xf32>"
+        whole = w.make(f"ub.poison : {square}")
+        for at in range(LANES):
+            read = w.make(f"vector.load %right[{self.add(column, c(at))}, {k}] : {self.type('%right')}, {VECTOR}")
+            whole = w.make(f"vector.insert {read}, {whole}[{at}] : {VECTOR} into {square}")
+        turned = w.make(f"vector.transpose {whole}, [1, 0] : {square} to {square}")
+        for at in range(LANES):
+            row = w.make(f"vector.extract {turned}[{at}] : {VECTOR} from {square}")
+            w.do(f"vector.store {row}, %b[{self.add(to[0], c(at))}, {to[1]}] : {self.b_type}, {VECTOR}")
 
     # products
 
