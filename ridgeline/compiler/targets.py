@@ -24,9 +24,11 @@ from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.linalg import kernel_text
 from ridgeline.compiler.mapping import GpuText, LaneSchedule, gpu_text, lane_schedule
 from ridgeline.compiler.products.cpu_product import CpuProducts, worth_on_cpu
+from ridgeline.compiler.products.cuda_product import CudaProducts, worth_on_hopper
 from ridgeline.compiler.products.text import ProductSpec
 from ridgeline.kernels.base.native import openmp
 
+HOPPER = (9, 0)  # products in 16 bits are machine code for it alone
 logger = logging.getLogger(__name__)
 
 NodeKernel = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]  # of inputs and outputs
@@ -97,9 +99,12 @@ class CudaTarget:
         return self.store.put(key, code, {**header, "made_by": _made_by()})
 
     def multiplies(self, product: ProductSpec) -> bool:
-        return False
+        here = not torch.cuda.is_available() or torch.cuda.get_device_capability() == HOPPER
+        return self.name == "sm_90" and here and worth_on_hopper(product)
 
     def kernel(self, node: GraphNode) -> NodeKernel:
+        if node.op == "product":
+            return CudaProducts(node, self.store, self._compiler)
         text = gpu_text(node, self.gpu.warp, self._schedule(node))
         if text.count > MOST_COUNT or text.blocks > MOST_COUNT:
             raise CompilationFailed(f"a kernel of {text.count} rows or vectors is more than a launch has.")

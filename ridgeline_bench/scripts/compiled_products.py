@@ -133,8 +133,11 @@ def compiled_one(product: PackedProduct) -> tuple[dict[str, Any], bytes] | str:
         made = compiled(spec, product.schedule)
     except RidgelineError as error:
         return str(error)
-    launch = ProductLaunch.of(product.sizes, product.by_k, "bfloat16", made.kernel)
-    return {"launch": launch.record(), "registers": made.code.registers, "spilled": made.code.spilled}, made.code.cubin
+    return {
+        "launch": made.launch.record(),
+        "registers": made.code.registers,
+        "spilled": made.code.spilled,
+    }, made.code.cubin
 
 
 def checks() -> Iterable[PackedProduct]:
@@ -152,12 +155,13 @@ def checks() -> Iterable[PackedProduct]:
         name = ("bias_silu", "all_of_them", "residual", "all_of_them", "scaled", "bias_silu", "all_of_them")[at]
         yield PackedProduct("check", (1288, 776, 64), ways[at % 4], name, schedule)
     yield PackedProduct("check", (8, 4096, 4096), (True, True), "bias_silu", staged)
-    yield PackedProduct("check", (2048, 2048, 2048), (True, True), "all_of_them", staged)
+    for schedule in (staged, FUSED_IN_TURN, turns):  # many tiles for a block
+        yield PackedProduct("check", (2048, 4104, 2048), (True, True), "all_of_them", schedule)
 
 
-def chosen(count: int, records: Sequence[Path], seed: int) -> list[HopperSchedule]:
-    """Return the candidates of a pack: the best by the model, which learns from records of earlier runs, their
-    neighbours, and some drawn from those that are not hopeless."""
+def chosen(count: int, records: Sequence[Path], seed: int, turns: bool) -> list[HopperSchedule]:
+    """Return the candidates of a pack, all in which warpgroups take turns or none: the best by the model, which learns
+    from records of earlier runs, neighbours of the fastest, and some drawn from those that are not hopeless."""
     random, cost, seen = Random(seed), LearnedCost(SIZE, SIZE, SIZE), []
     for path in records:
         for line in map(json.loads, path.read_text().splitlines()):
@@ -166,10 +170,11 @@ def chosen(count: int, records: Sequence[Path], seed: int) -> list[HopperSchedul
                     schedule = HopperSchedule(**{**trial["schedule"], "cluster": tuple(trial["schedule"]["cluster"])})
                     cost.observe(schedule, 1e-6 * trial["us"])
                     seen.append((trial["us"], schedule))
-    parents = [each for _, each in sorted(seen, key=lambda pair: pair[0])[:8]]
-    ranked = sorted(space(), key=lambda each: (cost(each), random.random()))
+    parents = [each for _, each in sorted(seen, key=lambda pair: pair[0]) if each.turns == turns][:8]
+    ranked = [each for each in space() if each.turns == turns]
+    ranked.sort(key=lambda each: (cost(each), random.random()))
     bound = 1.5 * cost(ranked[0])
-    near = [each for parent in parents or ranked[:4] for each in neighbours(parent, random)]
+    near = [each for parent in parents or ranked[:4] for each in neighbours(parent, random) if each.turns == turns]
     near.sort(key=cost)
     likely = [each for each in ranked if cost(each) < bound]
     picked = [
@@ -181,12 +186,12 @@ def chosen(count: int, records: Sequence[Path], seed: int) -> list[HopperSchedul
     return list(dict.fromkeys(picked))[:count]
 
 
-def pack(file: Path, count: int, records: Sequence[Path], seed: int) -> None:
+def pack(file: Path, count: int, records: Sequence[Path], seed: int, *, turns: bool) -> None:
     """Compile the products and candidates in as many processes as there are processors."""
     began, whole = time.monotonic(), (SIZE, SIZE, SIZE)
-    schedules = chosen(count, records, seed)
+    schedules = chosen(count, records, seed, turns)
     wanted = [*checks(), *(PackedProduct("candidate", whole, (True, True), "bare", each) for each in schedules)]
-    for each in [*dict.fromkeys((FUSED, FUSED_IN_TURN, *schedules[:2]))]:
+    for each in [*dict.fromkeys((FUSED_IN_TURN if turns else FUSED, *schedules[:2]))]:
         wanted += [PackedProduct("epilogue", whole, (True, True), name, each) for name in EPILOGUES]
         wanted.append(PackedProduct("epilogue", whole, (True, False), "bare", each))
     index, codes = [], []
@@ -499,6 +504,7 @@ def main() -> None:
         file=(Path, "the pack"),
         candidates=(120, "schedules in a pack"),
         seed=(0, "of what is drawn"),
+        turns=(False, "pack schedules whose warpgroups take turns"),
         records=([Path], "results of earlier runs, for `pack`"),
         seconds=(30.0, "of the search"),
         size=(SIZE, "of the product that is printed"),
@@ -509,7 +515,7 @@ def main() -> None:
         if a.verb == "print":
             print_stages(a.size)
         elif a.verb == "pack":
-            pack(a.file, a.candidates, a.records or [], a.seed)
+            pack(a.file, a.candidates, a.records or [], a.seed, turns=a.turns)
         else:
             raise SystemExit(run(a.file, a.seconds, a.commit, a.output))
 

@@ -66,7 +66,7 @@ needs_ptxas = pytest.mark.skipif(not has_ptxas(), reason="machine code for GPUs 
 
 def stages(spec: ProductSpec, schedule: HopperSchedule) -> dict[str, str]:
     found: dict[str, str] = {}
-    tiled(product_text(spec), schedule.script(), HopperSchedule.of_annotations, found.__setitem__)
+    tiled(f"{product_text(spec)}\n{schedule.script()}", HopperSchedule.of_annotations, found.__setitem__)
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_product_becomes_copies_by_tma_and_wgmma_without_spills(schedule: Hopp
 @needs_ptxas
 def test_the_assembler_refuses_products_that_wait_for_each_other() -> None:
     spec = ProductSpec(512, 512, 512, plain(512, 512, torch.bfloat16))
-    text = mapped(tiled(product_text(spec), SHARED.script(), HopperSchedule.of_annotations)).text
+    text = mapped(tiled(f"{product_text(spec)}\n{SHARED.script()}", HopperSchedule.of_annotations)).text
     assert assembled(text).spilled == 0
     wait = re.search(r"(%\d+) = llvm\.inline_asm has_side_effects asm_dialect = att \"wgmma\.wait_group.*", text)
     assert wait is not None
@@ -139,7 +139,7 @@ def test_a_script_that_leaves_another_product_is_refused(fault: str) -> None:
     script, count = re.subn(*PLANTED[fault], HopperSchedule().script())
     assert count
     with pytest.raises((InvalidGraph, InvalidConfig)):
-        tiled(product_text(spec), script, HopperSchedule.of_annotations)
+        tiled(f"{product_text(spec)}\n{script}", HopperSchedule.of_annotations)
 
 
 def test_tensors_that_a_kernel_cannot_take_are_refused() -> None:
@@ -216,5 +216,5 @@ def test_every_schedule_of_cpus_fits_its_caches_and_registers() -> None:
 
 def test_ptx_of_a_product_is_the_same_twice() -> None:
     spec = ProductSpec(512, 512, 512, plain(512, 512, torch.bfloat16))
-    text = mapped(tiled(product_text(spec), SHARED.script(), HopperSchedule.of_annotations)).text
+    text = mapped(tiled(f"{product_text(spec)}\n{SHARED.script()}", HopperSchedule.of_annotations)).text
     assert to_ptx(text) == to_ptx(text)

@@ -78,7 +78,7 @@ class CpuProduct:
         if told is not None:
             told("linalg", text)
             told("schedule", script)
-        product = tiled(text, script, CpuSchedule.of_annotations, told)
+        product = tiled(f"{text}\n{script}", CpuSchedule.of_annotations, told)
         by_k = (product.left_by_k, product.right_by_k)
         self.text = VectorWriter((product.n, product.k), by_k, product.schedule, product.epilogue).text()
         if told is not None:

@@ -54,7 +54,7 @@ class CpuSchedule:
         """Return the schedule that annotated a product, and what it leaves. Raises InvalidConfig."""
         (rows, depth), (near, panel) = numbers["block"], numbers["tile"]
         made = cls(rows, depth, panel, near, numbers["unrolled"][0], bool(numbers["ahead"][0])).checked()
-        return made, NeededTile((near, panel, depth))
+        return made, NeededTile((near, panel, depth), (rows, panel, depth))
 
     def script(self, *, epilogue: bool) -> str:
         """Return the script of the transform dialect that tiles a product so, with its epilogue if it has one."""
@@ -99,3 +99,15 @@ def cpu_space() -> Iterator[CpuSchedule]:
         each = CpuSchedule(near * blocks, depth, panel, near, unrolled, ahead)
         if not each.fault():
             yield each
+
+
+def predicted_cycles(schedule: CpuSchedule, sizes: tuple[int, int, int]) -> float:
+    """Return the cycles of a product of m, n, k by counting: two products or two loads of vectors in a cycle, four
+    cycles until a sum may be added to again, what is copied, and sums that are written and read again."""
+    (m, n, k), s = sizes, schedule
+    vectors = s.panel // LANES
+    tiles, steps, blocks = -(-m // s.near) * -(-n // s.panel), -(-k // s.depth), -(-m // s.rows)
+    step = max(s.near * vectors / 2, (s.near + vectors) / 2, 4.0)
+    tile = k * step + steps * s.near * vectors * (4 if s.ahead else 8)
+    copied = 0.15 * m * k + 0.15 * k * n * blocks
+    return tiles * tile + copied

@@ -27,6 +27,7 @@ ATOM = 8192  # bytes of 64 rows of 128 bytes
 STAGED = 8192  # bytes in which a warpgroup puts 64 x 64 results together for TMA
 TileWriter = Callable[[str, str, str, str], tuple[str, str]]  # of row, column and the ring's stage and parity
 BARRIER_ID = 1  # of a warpgroup's own barrier: this plus its number
+TURN_ID = 5  # of the barrier at which a warpgroup waits for its turn: this plus its number
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class _HopperWriter:
             w.do(f"nvvm.setmaxregister increase {s.registers[1]}")
             self.group = group
             self.prepare_epilogue()
+            if s.turns:  # the first one need not wait
+                with w.inside(f"scf.if {w.compare('eq', group, s.warpgroups - 1)} {{"):
+                    self.turn_to(w.constant(0))
             self.tiles_loop(self.products, turn=group if s.turns else "")
             if s.staging:
                 w.do("nvvm.cp.async.bulk.wait_group 0")
@@ -316,6 +320,9 @@ class _HopperWriter:
         """Write the products of a tile and its epilogue: a consumer's part."""
         w, s = self.w, self.s
         by_column = self.column_loads(column)
+        if s.turns:
+            mine = w.integer("addi", self.group, TURN_ID)
+            w.do(f"nvvm.barrier id = {mine} number_of_threads = {w.constant(256)}")
         undefined = w.make(f"llvm.mlir.undef : {self.struct}")
         sums = self.step([undefined] * self.atoms, stage, phase, adds=False)
         if s.running == 0:
@@ -338,6 +345,8 @@ class _HopperWriter:
             self.free(old if s.running else a)
             after = self.next(a, b)
             w.do(f"scf.yield {', '.join([*made, *after, a])} : {', '.join(types)}")
+        if s.turns:
+            self.turn_to(w.integer("remui", w.integer("addi", self.group, 1), s.warpgroups))
         done = [f"{result}#{at}" for at in range(self.atoms)]
         done = [self.finished(each) for each in done]
         if s.running:
@@ -368,6 +377,13 @@ class _HopperWriter:
                 )
         w.do("nvvm.wgmma.commit.group.sync.aligned")
         return made
+
+    def turn_to(self, group: str) -> None:
+        """Let another warpgroup wait for stages. Before that it must not: the parity of a barrier says of a stage only
+        whether its last use has begun, and uses before that are this warpgroup's."""
+        w = self.w
+        theirs = w.integer("addi", group, TURN_ID)
+        w.do(f"nvvm.barrier.arrive id = {theirs} number_of_threads = {w.constant(256)}")
 
     def free(self, stage: str) -> None:
         """Tell the producers of all blocks whose copies reach this one that a stage was read."""

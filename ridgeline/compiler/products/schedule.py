@@ -96,7 +96,7 @@ class HopperSchedule:
         made = cls(rows=rows, columns=columns, cluster=(down, across), turns=turns, **rest).checked()
         blocks, near = "#gpu.block<y>, #gpu.block<x>", rows // made.sharing
         maps = ((blocks, "m", rows), (blocks, "n", columns), ("#gpu.warpgroup<x>", "m", near))
-        return made, NeededTile((near, columns, STEP), maps)
+        return made, NeededTile((near, columns, STEP), (rows, columns, STEP), maps)
 
     def script(self) -> str:
         """Return the script of the transform dialect that tiles a product so."""

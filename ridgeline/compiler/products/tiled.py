@@ -54,24 +54,23 @@ class TiledProduct(Generic[S]):
 
 @dataclass(frozen=True)
 class NeededTile:
-    """The tile that a schedule leaves of a product. sizes: its m, n and k. mapped: names of hardware to which a loop is
-    mapped where m, n or k is more than so many."""
+    """The tile that a schedule leaves of a product. sizes: its m, n and k. blocks: those of what it is cut from. mapped:
+    names of hardware to which a loop is mapped where m, n or k is more than so many."""
 
     sizes: tuple[int, int, int]
+    blocks: tuple[int, int, int]
     mapped: tuple[tuple[str, str, int], ...] = ()
 
 
 Annotated = Callable[[dict[str, list[int]]], tuple[S, NeededTile]]  # a schedule of the numbers it annotated
 
 
-def tiled(
-    text: str, script: str, annotated: Annotated[S], told: Callable[[str, str], None] | None = None
-) -> TiledProduct[S]:
-    """Return a product, as linalg says it, tiled by a script of the transform dialect.
+def tiled(text: str, annotated: Annotated[S], told: Callable[[str, str], None] | None = None) -> TiledProduct[S]:
+    """Return a product, as linalg says it, tiled by the script of the transform dialect that stands behind it.
 
     annotated: makes a schedule of its annotations, and says what it leaves. Raises InvalidGraph if the script leaves
     something else."""
-    module = MlirModule(f"{text}\n{script}")
+    module = MlirModule(text)
     module.run("func.func(linalg-fuse-elementwise-ops),canonicalize,cse")
     if told is not None:
         told("fused", str(module))
@@ -109,9 +108,10 @@ def _check_tile(text: str, sizes: dict[str, int], left_by_k: bool, needed: Neede
         r"linalg\.matmul .*ins\([^:]* : tensor<([\d?]+)x([\d?]+)x\w+>.* outs\(%\w+ : tensor<([\d?]+)x([\d?]+)xf32>"
     )
     first, second, m, n = _found(pattern, text, "a product of tensors")
-    for name, found, wanted in zip("mnk", (m, n, second if left_by_k else first), needed.sizes, strict=True):
+    there = (m, n, second if left_by_k else first)
+    for name, found, wanted, block in zip("mnk", there, needed.sizes, needed.blocks, strict=True):
         whole = str(min(wanted, sizes[name]))
-        if found != whole and not (found == "?" and sizes[name] % wanted):
+        if found != whole and not (found == "?" and (sizes[name] % wanted or sizes[name] % block)):
             raise InvalidGraph(f"the innermost product has {name} = {found}, and the schedule says {whole}.")
     for mapping, name, size in needed.mapped:
         if sizes[name] > size and mapping not in text:
