@@ -21,6 +21,7 @@ from ridgeline.compiler.products.search import predicted_seconds
 from ridgeline.compiler.products.text import ProductSpec, product_text
 from ridgeline.kernels.cuda.driver import CudaDriver
 
+MAPPING = 1  # of what passes make of a text: a change gets another number
 FEWEST = 1 << 28  # products of numbers that a kernel is worth
 MULTIPLE = 8  # of k and n: rows of matrices in 16 bits begin at multiples of 16 bytes
 RECORDS = Path(__file__).with_name("hopper_schedules.json")  # what searches found
@@ -49,7 +50,7 @@ def product_artifact(product: ProductSpec, store: ArtifactStore, compiler: Compi
     """Return a product's machine code, from the store or compiled. Raises InvalidConfig and CompilationFailed."""
     schedule = schedule_for(product)
     text = f"{product_text(product)}\n{schedule.script()}"
-    key = artifact_key(PRODUCTS, text)
+    key = artifact_key(f"{PRODUCTS}, mapping {MAPPING}", text)
     if (found := store.get(key)) is not None:
         return found
     answer = json.loads(compiler.compile(text, PRODUCTS))

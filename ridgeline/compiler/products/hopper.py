@@ -557,6 +557,10 @@ class _HopperWriter:
         w = self.w
         name, rest = text.split(" ", 1)
         operands = re.findall(r"%\w+", rest)
+        if name == "arith.extf" and text.endswith("bf16 to f32"):
+            # by its bits: else LLVM adds in 16 bits, and ptxas moves what rounds the sums before the wait for them
+            bits = w.make(f"arith.extui {w.make(f'arith.bitcast {operands[0]} : bf16 to i16')} : i16 to i32")
+            return w.make(f"arith.bitcast {w.integer('shli', bits, 16)} : i32 to f32")
         if name == "math.exp" and text.endswith(": f32"):
             (x,) = operands
             scaled = w.make(f"arith.mulf {x}, {w.constant('1.44269502 ', 'f32')} : f32")
