@@ -54,8 +54,8 @@ class TiledProduct(Generic[S]):
 
 @dataclass(frozen=True)
 class NeededTile:
-    """The tile that a schedule leaves of a product. sizes: its m, n and k. blocks: those of what it is cut from. mapped:
-    names of hardware to which a loop is mapped where m, n or k is more than so many."""
+    """The tile that a schedule leaves of a product. sizes: its m, n and k. blocks: those of what it is cut from.
+    mapped: names of hardware to which a loop is mapped where m, n or k is more than so many."""
 
     sizes: tuple[int, int, int]
     blocks: tuple[int, int, int]
