@@ -104,7 +104,7 @@ class CudaTarget:
 
     def kernel(self, node: GraphNode) -> NodeKernel:
         if node.op == "product":
-            return CudaProducts(node, self.store, self._compiler)
+            return CudaProducts(node, self.store, _compiler)
         text = gpu_text(node, self.gpu.warp, self._schedule(node))
         if text.count > MOST_COUNT or text.blocks > MOST_COUNT:
             raise CompilationFailed(f"a kernel of {text.count} rows or vectors is more than a launch has.")

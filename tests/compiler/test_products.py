@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.compiler import mlir
-from ridgeline.compiler.backend import decompositions
+from ridgeline.compiler.artifacts import ArtifactStore
+from ridgeline.compiler.backend import compile_graph, decompositions
 from ridgeline.compiler.capture import capture
 from ridgeline.compiler.graph import InvalidGraph, OpGraph
 from ridgeline.compiler.passes.canonicalize import canonicalize
@@ -28,6 +30,7 @@ from ridgeline.compiler.products.schedule import HopperSchedule
 from ridgeline.compiler.products.search import LearnedCost, agreement, neighbours, predicted_seconds, space
 from ridgeline.compiler.products.text import ProductSpec, plain, product_text
 from ridgeline.compiler.products.tiled import tiled
+from ridgeline.compiler.targets import CpuTarget, CudaTarget
 from ridgeline.core.errors import InvalidConfig
 
 if why := mlir.available():
@@ -218,3 +221,62 @@ def test_ptx_of_a_product_is_the_same_twice() -> None:
     spec = ProductSpec(512, 512, 512, plain(512, 512, torch.bfloat16))
     text = mapped(tiled(f"{product_text(spec)}\n{SHARED.script()}", HopperSchedule.of_annotations)).text
     assert to_ptx(text) == to_ptx(text)
+
+
+def joined(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, list[str]]:
+    """What a program makes whose target joins every product, and the ops of its graph."""
+    from functorch.compile import aot_function, make_boxed_func
+
+    made = []
+
+    def compiled_by_us(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        made.append(compile_graph(graph, target=Joining()))
+        return make_boxed_func(graph.forward)
+
+    aot_function(function, fw_compiler=compiled_by_us, decompositions=decompositions())(*inputs)
+    (program,) = made
+    return program(*inputs)[0], [node.op for node in program.graph.nodes]
+
+
+class Joining(CpuTarget):
+    def multiplies(self, product: ProductSpec) -> bool:
+        return product.out == torch.float32
+
+
+JOINED: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "a bias and silu": (lambda x, w, b: F.silu(F.linear(x, w, b)), 1),
+    "rows in two dimensions": (lambda x, w, b: F.silu(F.linear(x.view(4, 10, 24), w)) * 2 + b, 1),
+    "one node": (lambda x, w, b: F.relu(x @ w.t()), 1),
+    "a matrix the other way": (lambda x, w, b: (x.t().contiguous().t() @ w.t().contiguous()).tanh() + b, 1),
+    "two products": (lambda x, w, b: F.silu(x @ w.t()) * (x @ w.t() + b), 1),
+    "its sum twice": (lambda x, w, b: (lambda h: h + F.silu(h))(x @ w.t()), 1),
+    "a sum that is given out": (lambda x, w, b: (lambda h: torch.cat((F.silu(h), h)))(x @ w.t()), 0),
+    "a bias that is scaled": (lambda x, w, b: F.silu(torch.addmm(b, x, w.t(), beta=0.5)), 0),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_product_is_joined_with_what_follows_it_alone(name: str) -> None:
+    function, products = JOINED[name]
+    torch.manual_seed(0)
+    x, w, b = torch.randn(40, 24), torch.randn(32, 24) * 0.1, torch.randn(32)
+    made, ops = joined(function, x, w, b)
+    torch.testing.assert_close(made, function(x, w, b), rtol=1e-4, atol=1e-4)
+    assert ops.count("product") == products
+
+
+@needs_ptxas
+def test_a_layer_in_16_bits_is_carried_to_hopper_as_machine_code(tmp_path: Path) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ridgeline_bench.scripts.compiled_layers import linear_silu, program_of
+
+    store = ArtifactStore([tmp_path])
+    with FakeTensorMode():
+        x, w, b = (torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in ((512, 1024), (1024, 1024), (1024,)))
+        programs = [program_of(linear_silu, [x, w, b], CudaTarget("sm_90", store)) for _ in range(2)]
+    assert [node.op for node in programs[0].graph.nodes] == ["call", "product"]
+    assert programs[0].fallbacks == []
+    assert (store.hits, store.misses) == (1, 1)
+    (file,) = tmp_path.glob("*.kernel")
+    assert b"\x7fELF" in file.read_bytes()
