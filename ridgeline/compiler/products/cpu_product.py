@@ -36,7 +36,7 @@ PASSES = (
 Told = Callable[[str, str], None]
 
 
-DEEPEST, FEWEST_COLUMNS, FEWEST_ROWS = 512, 64, 48  # of products whose epilogue gains more than torch's product does
+DEEPEST, FEWEST_COLUMNS, FEWEST_ROWS = 256, 64, 48  # of products whose epilogue gains more than torch's product does
 
 
 def worth_on_cpu(product: ProductSpec) -> bool:
