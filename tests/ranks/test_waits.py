@@ -22,6 +22,7 @@ from ridgeline.parallel.stamps import KINDS, SEGMENT, DeviceStamps, HostStamps, 
 from ridgeline.ranks import recruits, waits
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.waits import Clocks, StepWaits, Waits, events_of, trace
+from ridgeline_bench.profile.ranks import read, stragglers
 from tests.driving import ask, rig
 from tests.ranks.slow_rank import SLEEP
 
@@ -52,6 +53,12 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
         assert isinstance(group, Group)
         layers = own.engine.layout.groups[0].layers
         fast, slow = group.figures().waits
+        group.begin_trace()
+        own.run(ask("third", [6, 7], max_tokens=3))
+        files = group.end_trace()
+    late = stragglers(read(files))[0]
+    assert late.rank == "rank 1", "torch's own traces, which have nothing of the notes, name it too"
+    assert late.caused > 1e6 * SLEEP
     assert fast.waited > slow.waited  # which waits too where others use the machine
     assert slow.caused > fast.caused + SLEEP
     assert fast.share > 0.3
