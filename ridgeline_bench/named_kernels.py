@@ -90,7 +90,13 @@ def of_rungs(names: Sequence[str], cubins: Path | None) -> list[tuple[str, NcuKe
     """
     titles = [title(name) for name in names]
     folder = ["--cubins", str(cubins)] if cubins else []
-    return list(labelled(titles, measured([sys.executable, "-m", __spec__.name, *folder, *names])))
+    found = list(labelled(titles, measured([sys.executable, "-m", __spec__.name, *folder, *names])))
+    for missing in set(titles) - {each for each, _ in found}:
+        print(
+            f"ridgeline: {missing} was not right on this GPU, or does not run there; it has no figures.",
+            file=sys.stderr,
+        )
+    return found
 
 
 def labelled(titles: Sequence[str], kernels: Sequence[NcuKernel]) -> Iterator[tuple[str, NcuKernel]]:

@@ -76,15 +76,17 @@ BASE = {  # units of a page that was not asked for base units
     "Gbyte/s": 1e9, "Tbyte/s": 1e12, "Kbyte/block": 1e3, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9,
 }  # fmt: skip
 SAMPLES, SOURCE = "# Samples", "Source"
+AT, INSTRUCTION = "at", 16  # bytes of an instruction
 HOTTEST = 12  # instructions that are kept of a kernel
 
 
 @dataclass(frozen=True)
 class HotLine:
-    """An instruction: its text, its share of the samples that found a warp there, and why warps stood there, as shares
-    of these samples."""
+    """An instruction: its text, the bytes from the kernel's first one, its share of the samples that found a warp there,
+    and why warps stood there, as shares of these samples."""
 
     text: str
+    at: int
     share: float
     stalls: Mapping[str, float]
 
@@ -188,7 +190,8 @@ def hot_lines(text: str, most: int = HOTTEST) -> Iterator[tuple[HotLine, ...]]:
         elif SOURCE in row and SAMPLES in row:
             header = row
         elif header and kernels:
-            kernels[-1].append(dict(zip(header, row, strict=False)))
+            at = {AT: str(INSTRUCTION * len(kernels[-1]))}
+            kernels[-1].append(dict(zip(header, row, strict=False)) | at)
     for rows in kernels:
         total = sum(_number(row[SAMPLES]) for row in rows)
         rows.sort(key=lambda row: -_number(row[SAMPLES]))
@@ -203,7 +206,7 @@ def _hot(row: Mapping[str, str], total: float) -> HotLine:
         if key.startswith("stall_") and "(" not in key and 20 * _number(value) >= here
     }
     text = " ".join(row[SOURCE].split())
-    return HotLine(text, here / total, dict(sorted(stalls.items(), key=lambda each: -each[1])))
+    return HotLine(text, int(row[AT]), here / total, dict(sorted(stalls.items(), key=lambda each: -each[1])))
 
 
 def run_ncu(

@@ -1,7 +1,8 @@
 """The ops of one forward pass of GPT-2 under torch's profiler, the slowest first, and what bounds each.
 
     python -m ridgeline_bench.scripts.forward_ops [--shapes 1x1 1x128 8x1024] [--dtype bfloat16] [--device auto]
-        [--layers 12] [--passes 5] [--top 6] [--threads 0] [--output FILE.jsonl]
+        [--layers 12] [--passes 5] [--top 6] [--threads 0] [--commit ""]
+        [--output FILE.jsonl]
 
 The model is transformers' GPT2LMHeadModel with random weights of the smallest one's shape: 12 layers of 768 with 12
 heads, and 50,257 tokens. A shape is BATCHxTOKENS. An op is one of torch's with one set of input shapes. Its time is its
@@ -23,7 +24,7 @@ the same dtype. An op's bytes are those of its inputs and its result, each once;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ from rich.table import Table
 from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.kernels import dtype_called
 from ridgeline_bench.machine.timing import QUICK, host_seconds, median_seconds
+from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import asked, check_counts, keep, told
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear")
+LOOKUPS = ("aten::index_select", "aten::embedding")
 ATTENTION = "attention"  # in the name of every way in which torch computes it
 BY_TOKENS = (
     "aten::_flash_attention_forward",
@@ -82,6 +85,9 @@ class ForwardOp:
 
     def nbytes(self, item: int) -> float:
         """Bytes of inputs and result of a call, of numbers of so many bytes."""
+        if self.name in LOOKUPS:  # rows of a table, once read and once written
+            table, places = self.shapes[0], next(shape for shape in self.shapes[1:] if shape)
+            return 2.0 * item * prod(places) * table[-1]
         read = sum(prod(shape) for shape in self.shapes if shape)
         if self.name in PRODUCTS:
             left, right = self._factors()
@@ -179,7 +185,7 @@ def _shape(word: str) -> tuple[int, int]:
 def main() -> None:
     given = asked(
         __doc__, shapes=["1x1", "1x128", "8x1024"], dtype="bfloat16", device="auto", layers=12, passes=5, top=6,
-        threads=0, output=Path,
+        threads=0, commit=("", "of the checkout, where git cannot say it"), output=Path,
     )  # fmt: skip
     with told():
         check_counts(given, "layers", "passes", "top")
@@ -215,7 +221,7 @@ def main() -> None:
                 "device": device.type, "batch": batch, "tokens": tokens, "us": round(1e6 * total, 1), "ops": found,
                 "roofs": {key: float(f"{value:.4g}") for key, value in vars(ceiling).items()},
             }  # fmt: skip
-            keep(given.output, record)
+            keep(given.output, {**record, "machine": asdict(host_with(device, given.commit))})
 
 
 if __name__ == "__main__":

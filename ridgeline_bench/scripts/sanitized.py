@@ -1,7 +1,7 @@
 """The tools of compute-sanitizer over the ladders' top rungs and hot kernels, on one NVIDIA GPU.
 
     python -m ridgeline_bench.scripts.sanitized [--tools memcheck racecheck synccheck initcheck] [--kernels NAME ...]
-        [--cubins FOLDER] [--seconds 240] [--output FILE.jsonl]
+        [--cubins FOLDER] [--seconds 240] [--raw FOLDER] [--commit ""] [--output FILE.jsonl]
 
 memcheck    reads and writes outside of what was allocated, or at an address that does not fit the type
 racecheck   threads of a block that access one word of shared memory without a barrier in between
@@ -14,8 +14,9 @@ process of its own, at the same time, and at four kernels with one fault each (`
 tool that does not find its fault proves nothing. torch's cache of memory is off meanwhile, so that each tensor is an
 allocation whose end memcheck knows.
 
-A line has the number of reports by kernel and kind, those of our kernels, of the faulty one, and of torch's own apart.
-The command ends with code 1 if one of our kernels has a report, and 2 if a tool missed its fault or did not run.
+--raw keeps all that each tool said. A line has the number of reports by kernel and kind, those of our kernels, of the
+faulty one, and of torch's own apart. The command ends with code 1 if one of our kernels has a report, and 2 if a tool
+missed its fault or did not run.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline_bench.named_kernels import loaded, title
+from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import OneOf, asked, keep, told
 
 FAULTS = Path(__file__).parents[2] / "ridgeline" / "kernels" / "cuda" / "faults.cu"
@@ -70,12 +73,13 @@ class FaultyCode:
 @dataclass
 class Outcome:
     """What a tool said. right: names of kernels that ran under it and were right. reports: by kernel and kind. error:
-    why there is no verdict, or ""."""
+    why there is no verdict, or "". text: all that it said."""
 
     tool: str
     right: list[str] = field(default_factory=list)
     reports: Counter[tuple[str, str]] = field(default_factory=Counter)
     error: str = ""
+    text: str = ""
 
     def of(self, who: str) -> int:
         """Return the reports of "ours", "torch's" or "faulty" kernels."""
@@ -123,9 +127,9 @@ def looked(tool: str, program: str, child: Sequence[str], seconds: float) -> Out
         )
     except subprocess.TimeoutExpired as late:
         text = (late.stdout or b"").decode(errors="replace")
-        return Outcome(tool, right_ones(text), Counter(reports(text)), f"it did not end within {seconds:.0f} s")
+        return Outcome(tool, right_ones(text), Counter(reports(text)), f"it did not end within {seconds:.0f} s", text)
     text = done.stdout + done.stderr
-    found = Outcome(tool, right_ones(text), Counter(reports(text)))
+    found = Outcome(tool, right_ones(text), Counter(reports(text)), text=text)
     if "SUMMARY" not in text:
         found.error = (text.strip().splitlines() or ["it said nothing"])[-1][:200]
     elif wrong := [line for line in text.splitlines() if line.startswith("ran ") and not line.endswith(": right")]:
@@ -142,8 +146,6 @@ def right_ones(text: str) -> list[str]:
 
 def run(names: Sequence[str], cubins: Path | None, faulty: str) -> None:
     """Run kernels in this process, and the faulty one behind them."""
-    import torch
-
     from ridgeline.kernels.cuda.carried import code_of
     from ridgeline.kernels.cuda.driver import CudaDriver, DriverError, Kernel
 
@@ -182,7 +184,8 @@ def line(found: Outcome, version: str) -> dict[str, object]:
 def main() -> None:
     given = asked(
         __doc__, tools=[OneOf(FAULTY)], kernels=(list(KERNELS), "as `ridgeline_bench.named_kernels` names them"),
-        cubins=Path, seconds=240.0, output=Path, child=(False, "run the kernels here"),
+        cubins=Path, seconds=240.0, raw=Path,
+        commit=("", "of the checkout, where git cannot say it"), output=Path, child=(False, "run the kernels here"),
         faulty=("", "with --child: the faulty kernel that runs last"),
     )  # fmt: skip
     if given.child:
@@ -208,8 +211,12 @@ def main() -> None:
     with ThreadPoolExecutor(len(FAULTY)) as pool:
         outcomes = list(pool.map(lambda tool: looked(tool, program, child, given.seconds), given.tools))
     table = Table("tool", "kernels right", "reports of ours", "of torch's", "of the faulty one", "remark")
+    machine = {"machine": asdict(host_with(torch.device("cuda"), given.commit))}
     for each in outcomes:
-        keep(given.output, line(each, number))
+        keep(given.output, {**line(each, number), **machine})
+        if given.raw:
+            given.raw.mkdir(parents=True, exist_ok=True)
+            (given.raw / f"{each.tool}.txt").write_text(each.text)
         table.add_row(
             each.tool, f"{len(each.right)} of {len(given.kernels)}",
             *(str(each.of(who)) for who in ("ours", "torch's", "faulty")), each.error,

@@ -2,8 +2,8 @@
 //
 // Launched as a block of 64 threads; x and y are 64 numbers each, and nobody wrote x.
 
-// memcheck: a write a megabyte behind the end of y.
-extern "C" __global__ void faulty_memory(int *x, int *y) { y[(1 << 18) + threadIdx.x] = 1; }
+// memcheck: a write far behind the end of y, where no memory is.
+extern "C" __global__ void faulty_memory(int *x, int *y) { y[(1L << 40) + threadIdx.x] = 1; }
 
 // racecheck: two warps read what the other one writes, and no barrier is between.
 extern "C" __global__ void faulty_race(int *x, int *y) {

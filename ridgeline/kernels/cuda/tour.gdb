@@ -31,5 +31,6 @@ echo \n== the fault: which thread, which address, which instruction\n
 continue
 info cuda kernels
 info cuda lanes
-x/3i $errorpc
-kill
+cuda kernel block thread sm warp lane
+print $errorpc
+x/2i $errorpc

@@ -213,7 +213,7 @@ def test_the_pages_of_nsight_compute() -> None:
     assert shortest.split()[0] == "spin_kernel"
     assert list(parse("==ERROR== no permission")) == []
     of_gemv, of_norm = hot_lines(SOURCE)
-    assert [(line.text, line.share) for line in of_gemv] == [("FADD R1, R2", 0.75), ("LDG R1", 0.25)]
+    assert [(line.text, line.at, line.share) for line in of_gemv] == [("FADD R1, R2", 0, 0.75), ("LDG R1", 16, 0.25)]
     assert list(of_gemv[0].stalls.items()) == [("wait", 0.8), ("long_sb", 0.2)]
     assert [line.text for line in of_norm] == ["BAR"]
     text = described(replace(kernels[0], lines=of_gemv))
