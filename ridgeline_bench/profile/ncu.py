@@ -82,7 +82,7 @@ HOTTEST = 12  # instructions that are kept of a kernel
 
 @dataclass(frozen=True)
 class HotLine:
-    """An instruction: its text, the bytes from the kernel's first one, its share of the samples that found a warp there,
+    """An instruction: its text, bytes from the kernel's first one, its share of the samples that found a warp there,
     and why warps stood there, as shares of these samples."""
 
     text: str
