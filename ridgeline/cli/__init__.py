@@ -33,6 +33,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "simulate": ListCommand,
     "crossover": "",
     "compile": "",
+    "shard-graph": "",
     "kernels": None,
     "convert": "",
     "quantize": ListCommand,

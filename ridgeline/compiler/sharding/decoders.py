@@ -26,7 +26,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.parallel.mesh import Mesh
 
 CPU = torch.device("cpu")
-TRACED_OPS = Ops(Platform(device_type="cpu"), {"linear": "reference"})  # others pack weights, which no graph shows
+TRACED_OPS = Ops(Platform(device_type="cpu"), dict.fromkeys(("linear", "norm_linear"), "torch"))  # others pack weights
 
 
 @torch.library.custom_op("ridgeline::communicated", mutates_args=())
