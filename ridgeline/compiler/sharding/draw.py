@@ -8,7 +8,7 @@ from html import escape
 from ridgeline.compiler.graph import GraphNode, GraphValue
 from ridgeline.compiler.sharding.collectives import Awaited
 from ridgeline.compiler.sharding.partition import ShardedGraph, collective_of
-from ridgeline.compiler.sharding.report import ShardingReport, as_text, graph_text, op_name, way_of
+from ridgeline.compiler.sharding.report import ShardingReport, as_text, graph_text, op_name, shape_text, way_of
 from ridgeline.core.errors import InvalidConfig
 
 COLOURS = {"divided": "#cfe3f7", "whole": "#ececec", "partial": "#fbe0b5", "sent": "#f3b3ac", "input": "#ffffff"}
@@ -100,28 +100,14 @@ def _depths(sharded: ShardedGraph) -> dict[GraphValue, int]:
 def html_of(sharded: ShardedGraph, report: ShardingReport, names: dict[GraphValue, str], title: str) -> str:
     """Return a page: the answers, tables of what comes in and of what is sent, the picture, and the graph as text."""
     came = [
-        (
-            each.name,
-            " x ".join(map(str, each.shape)),
-            each.layout,
-            each.because,
-            f"{each.nbytes[1]:,}",
-            f"{each.nbytes[0]:,}",
-        )
+        [each.name, shape_text(each.shape), each.layout, each.because, *(f"{size:,}" for size in reversed(each.nbytes))]
         for each in report.inputs
     ]
     sent = [
-        (
-            each.collective,
-            " x ".join(map(str, each.shape)),
-            each.before,
-            each.op,
-            f"{each.nbytes:,}",
-            str(each.meanwhile),
-        )
+        [each.collective, shape_text(each.shape), each.before, each.op, f"{each.nbytes:,}", str(each.meanwhile)]
         for each in report.sent
     ]
-    style = "body{font-family:sans-serif;margin:2em}td,th{padding:2px 10px;text-align:left}tr:nth-child(even){background:#f4f4f4}"
+    style = "body{font-family:sans-serif;margin:2em}td,th{padding:2px 10px;text-align:left}"
     body = [
         f"<h1>{escape(title)} over {escape(report.mesh)}</h1>",
         "<h2>What comes in</h2>",
@@ -137,7 +123,7 @@ def html_of(sharded: ShardedGraph, report: ShardingReport, names: dict[GraphValu
     return "\n".join([head, *body, "</html>"])
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:
     first = "".join(f"<th>{escape(each)}</th>" for each in heads)
     rest = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{first}</tr>{rest}</table>"

@@ -121,22 +121,17 @@ def _sent(node: GraphNode, collective: MeshCollective, sharded: ShardedGraph, me
 def as_text(report: ShardingReport) -> str:
     """Return the report in lines: each question and its answer."""
     lines = [f"mesh {report.mesh}", "", "tensors that come in, a rank's part of each:"]
-    for each in report.inputs:
-        shape = " x ".join(map(str, each.shape)) or "one number"
-        parts = f"{each.nbytes[1]:,} of {each.nbytes[0]:,} bytes"
-        lines.append(f"  {each.name}  {shape}  {each.layout}  {each.because}  {parts}")
-    whole_of, own = (sum(each.nbytes[at] for each in report.inputs) for at in (0, 1))
-    alike = [each for each in report.inputs if each.because == "whole"]
-    lines.append(
-        f"  a rank holds {own:,} of {whole_of:,} bytes, of which {sum(e.nbytes[1] for e in alike):,} are whole"
-    )
+    for held in report.inputs:
+        parts = f"{held.nbytes[1]:,} of {held.nbytes[0]:,} bytes"
+        lines.append(f"  {held.name}  {shape_text(held.shape)}  {held.layout}  {held.because}  {parts}")
+    whole_of, own = (sum(held.nbytes[at] for held in report.inputs) for at in (0, 1))
+    alike = sum(held.nbytes[1] for held in report.inputs if held.because == "whole")
+    lines.append(f"  a rank holds {own:,} of {whole_of:,} bytes, of which {alike:,} are whole")
     lines += ["", "what is sent:"]
     for each in report.sent:
-        shape = " x ".join(map(str, each.shape)) or "one number"
-        while_ = f", {each.meanwhile} ops meanwhile" if each.meanwhile else ""
-        lines.append(
-            f"  {each.collective}  of {shape} {each.before}  behind or for {each.op}: {each.nbytes:,} bytes{while_}"
-        )
+        meanwhile = f", {each.meanwhile} ops meanwhile" if each.meanwhile else ""
+        operand = f"{shape_text(each.shape)} {each.before}  behind or for {each.op}"
+        lines.append(f"  {each.collective}  of {operand}: {each.nbytes:,} bytes{meanwhile}")
     for kind, (count, nbytes) in sorted(report.totals.items()):
         lines.append(f"  {count} {kind.replace('_', '-')}: a rank sends {nbytes:,} bytes")
     if not report.sent:
@@ -150,6 +145,11 @@ def as_text(report: ShardingReport) -> str:
     if report.unknown:
         lines.append(f"ops without a rule, computed whole: {', '.join(report.unknown)}")
     return "\n".join(lines)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape in words."""
+    return " x ".join(map(str, shape)) or "one number"
 
 
 def graph_text(sharded: ShardedGraph) -> str:
