@@ -33,7 +33,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "simulate": ListCommand,
     "crossover": "",
     "compile": "",
-    "shard-graph": "",
+    "shard-graph": ListCommand,
     "kernels": None,
     "convert": "",
     "quantize": ListCommand,

@@ -88,7 +88,7 @@ def report_of(sharded: ShardedGraph, names: Sequence[str], annotated: Sequence[s
 
 
 def way_of(value: GraphValue, sharded: ShardedGraph) -> str:
-    """Return how ranks hold a value: "divided", "whole", or "partial" if a sum is due."""
+    """Return "divided", "whole", or "partial" for a value of which a sum is due."""
     layout = sharded.held[value].layout
     return "partial" if layout.partial else "divided" if layout.axes else "whole"
 
