@@ -53,6 +53,7 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "transcribe": (["--max-tokens", "5"], "max_tokens", 5),
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
+    "shard-graph": (["--tokens", "5"], "tokens", 5),
     "profile": (["--batch", "3"], "batch", 3),
     "plan": (["--utilization", "0.5"], "utilization", 0.5),
     "bench serve": (["--rate", "4"], "rate", "4"),
