@@ -9,6 +9,7 @@ the backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,6 +24,13 @@ from ridgeline.training.conversations import Example
 from ridgeline.training.tuned import PackRunner
 
 
+@dataclass(frozen=True)
+class LossPack:
+    """The examples of a pass, as one thing: FSDP looks at every number of a list that it is given."""
+
+    examples: Sequence[Example]
+
+
 class PackLoss(nn.Module):
     """The nats per counted token of a process' packed examples, as a module that FSDP can wrap. chunk: the positions
     whose logits exist at once."""
@@ -32,8 +40,8 @@ class PackLoss(nn.Module):
         self.decoder = decoder
         self._runs = PackRunner(decoder, autocast=None, chunk=chunk)
 
-    def forward(self, examples: Sequence[Example]) -> Tensor:
-        return self._runs.nats(examples) / sum(sum(each.counted) for each in examples)
+    def forward(self, pack: LossPack) -> Tensor:
+        return self._runs.nats(pack.examples) / sum(sum(each.counted) for each in pack.examples)
 
 
 def sharded_loss(decoder: Decoder, chunk: int, dtype: torch.dtype) -> PackLoss:

@@ -10,9 +10,10 @@ function around it gates what comes and scales the sum that goes. It runs in the
     launched     our kernel, launched by our own code, which a compiler cannot look into
     registered   our kernel as a registered op
 
-each eagerly and through the back ends of torch.compile. A line has a form and a back end: graphs and their breaks as
-Dynamo counts them, kernels of a call on a GPU, the largest difference from `torch`, and microseconds beside the least,
-which is bytes over the rate of the device's memory. --show prints the graph of each layer.
+each eagerly and through the back ends of torch.compile; one that a compiler cannot take has failed. A line has a form
+and a back end: graphs and their breaks as Dynamo counts them, kernels of a call on a GPU, the largest difference from
+`torch`, and microseconds beside the least, which is bytes over the rate of the device's memory. --show prints the graph
+of each layer.
 """
 
 from __future__ import annotations
@@ -127,11 +128,16 @@ def lines_of(inputs: tuple[Tensor, ...], bandwidth: float) -> Iterator[dict[str,
         for backend in ("eager", *BACKENDS[device.type]):
             torch._dynamo.reset()
             called = run if backend == "eager" else torch.compile(run, backend=backend)
-            found = called(*inputs)
             line = {
                 "form": name, "backend": backend, "graphs": explained.graph_count,
-                "breaks": explained.graph_break_count, "reasons": reasons, "difference": difference(found, expected),
+                "breaks": explained.graph_break_count, "reasons": reasons,
             }  # fmt: skip
+            try:
+                found = called(*inputs)
+            except Exception as error:  # a compiler that looks into a launch of ours may raise anything
+                yield line | {"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
+                continue
+            line["difference"] = difference(found, expected)
             if on_gpu:
                 call = functools.partial(called, *inputs)
                 call()
@@ -180,12 +186,14 @@ def main() -> None:
     table = Table("form", "back end", "graphs", "breaks", "kernels", "us", "least", "difference")
     wrong = list[str]()
     for line in lines_of(inputs, hardware.attained().bandwidth if hardware else float("nan")):
-        if not line["difference"] <= 0.125:
+        if "failed" in line and line["form"] != "launched":
+            wrong.append(f"{line['form']} through {line['backend']} failed: {line['failed']}")
+        if not line.get("difference", 0.0) <= 0.125:
             wrong.append(f"{line['form']} through {line['backend']} differs by {line['difference']:g}")
         figures = [f"{line[name]:.1f}" if name in line else "" for name in ("us", "least_us")]
         table.add_row(
             line["form"], line["backend"], str(line["graphs"]), str(line["breaks"]), str(line.get("kernels", "")),
-            *figures, f"{line['difference']:.2g}",
+            *figures, line["failed"][:40] if "failed" in line else f"{line['difference']:.2g}",
         )  # fmt: skip
         keep(a.output, {"machine": here, "workload": "captured op", "tokens": a.tokens, "width": a.width, **line})
     Console(width=120).print(table)

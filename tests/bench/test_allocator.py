@@ -44,8 +44,11 @@ def test_a_freed_block_waits_for_the_stream_that_uses_it() -> None:
     model.use("x")
     model.free("x")
     assert (model.held().allocated, model.held().free) == (0, 0)
+    model.allocate("too early", 32 * MIB)
     model.synchronize()
-    assert model.held().free == 32 * MIB
+    assert (model.held().free, model.mallocs) == (0, 2), "torch asks the stream's event when it needs memory"
+    model.allocate("in its place", 32 * MIB)
+    assert model.mallocs == 2
 
 
 def test_scenarios_end_with_nothing_in_use_or_say_so() -> None:

@@ -17,7 +17,7 @@ from ridgeline.training.embedded import llama_config
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.offload import OffloadedActivations
 from ridgeline.training.optimizer import initialize
-from ridgeline.training.sharded import PackLoss, sharded_loss
+from ridgeline.training.sharded import LossPack, PackLoss, sharded_loss
 from ridgeline_bench.scripts.training_stages import on_processes
 
 CONFIG: dict[str, Any] = llama_config(hidden=64, intermediate=96, layers=3, heads=2, kv_heads=1)
@@ -34,7 +34,7 @@ def trained(loss: PackLoss, ranks: list[int]) -> list[float]:
     """Make steps by the mean gradient of these ranks' examples, and return the mean loss of each."""
     optimizer, found = torch.optim.AdamW(loss.parameters(), lr=1e-2), []
     for _ in range(STEPS):
-        losses = [loss(examples(rank)) for rank in ranks]
+        losses = [loss(LossPack(examples(rank))) for rank in ranks]
         (torch.stack(losses).mean()).backward()
         optimizer.step()
         optimizer.zero_grad()

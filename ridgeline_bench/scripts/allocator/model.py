@@ -138,6 +138,7 @@ class CachingModel:
 
     def allocate(self, name: str, size: int, stream: int = 0) -> None:
         """Take a block. Raise OutOfMemory if the limit does not allow it."""
+        self._passed()
         block_size = block_bytes(size, self.knobs.divisions)
         small = block_size <= SMALL
         block = self._fit(block_size, stream, small) or self._extended(block_size, stream, small)
@@ -160,9 +161,15 @@ class CachingModel:
         self.taken[name].used = True
 
     def synchronize(self) -> None:
-        """Let all streams end what they do."""
-        waiting, self.waiting = self.waiting, []
-        for block in waiting:
+        """Let all streams end what they do. The allocator sees that when it is asked for memory the next time."""
+        for block in self.waiting:
+            block.used = False
+
+    def _passed(self) -> None:
+        """Join the blocks whose other stream has ended with them."""
+        done = [block for block in self.waiting if not block.used]
+        self.waiting = [block for block in self.waiting if block.used]
+        for block in done:
             self._join(block)
 
     def free(self, name: str) -> None:
@@ -186,6 +193,7 @@ class CachingModel:
         """Return every segment to the driver that has no block in use (`torch.cuda.empty_cache`). It waits for all
         streams."""
         self.synchronize()
+        self._passed()
         idle = [segment for segment in self.segments if segment.idle and segment.size]
         self.frees += len(idle)
         self.segments = [segment for segment in self.segments if segment not in idle]

@@ -38,6 +38,7 @@ from ridgeline_bench.scripts.allocator.scenarios import ASYNC, SCENARIOS, SETTIN
 from ridgeline_bench.scripts.asked import asked, keep
 
 DRIVER = ("cudaMalloc", "cudaFree", "cudaMallocAsync", "cudaFreeAsync", "cudaMemPoolTrimTo")
+CALLS = ("mallocs", "frees", "retries")  # the model's and torch's, at the end of a scenario
 CYCLES = 200_000_000  # of a kernel that keeps a stream busy, 0.1 s
 SECONDS = 120  # that a way may take
 
@@ -86,8 +87,7 @@ class TorchAllocator:
             largest_free=max(free, default=0),
             free=sum(free),
         )
-        counted = ("mallocs", "frees", "retries")
-        return found._replace(**{name: getattr(found, name) - getattr(self._before, name) for name in counted})
+        return found._replace(**{name: getattr(found, name) - getattr(self._before, name) for name in CALLS})
 
 
 def predicted(setting: str, scenario: Scenario) -> Walk | None:
@@ -103,10 +103,14 @@ def compared(found: Walk, model: Walk | None) -> dict[str, Any]:
         return {}
     differs = []
     for at, (a, b) in enumerate(zip(model.held, found.held, strict=True)):
-        if a != b:
-            other = {name: [x, y] for name, x, y in zip(a._fields, a, b, strict=True) if x != y}
+        pairs = zip(a._fields, a, b, strict=True)
+        if other := {name: [x, y] for name, x, y in pairs if x != y and name not in CALLS}:
             differs.append({"event": at, "model_and_found": other})
-    return {"events": len(found.held), "as_predicted": len(found.held) - len(differs), "first_other": differs[:1]}
+    ends = model.held[-1], found.held[-1]
+    return {
+        "events": len(found.held), "as_predicted": len(found.held) - len(differs), "first_other": differs[:1],
+        "calls": {name: [getattr(each, name) for each in ends] for name in CALLS},
+    }  # fmt: skip
 
 
 def counted(run: Callable[[], None]) -> dict[str, int]:
@@ -131,10 +135,10 @@ def lines_of(setting: str) -> Iterator[dict[str, Any]]:
         if scenario.limit and not native:
             continue  # the limit is the caching allocator's own
         allocator = TorchAllocator(native=native)
-        held = allocator.held()
+        events, held = scenario.events, allocator.held()
         if scenario.limit:
             torch.cuda.set_per_process_memory_fraction((held.reserved + scenario.limit + MIB) / total)
-        found = walk(allocator, scenario.events)
+        found = walk(allocator, events)
         found = Walk([_beyond(each, held) for each in found.held])
 
         allocator.give_back()
@@ -148,8 +152,9 @@ def lines_of(setting: str) -> Iterator[dict[str, Any]]:
         end = found.held[-1]
         yield {
             "what": name,
-            "requested": found.peak_requested, "allocated": found.peak_allocated, "reserved": found.peak_reserved,
-            "mallocs": end.mallocs, "frees": end.frees, "retries": end.retries,
+            "requested": walk(CachingModel(), events).peak_requested,
+            "allocated": found.peak_allocated, "reserved": found.peak_reserved, "mallocs": end.mallocs,
+            "frees": end.frees, "retries": end.retries,
             "driver_calls": calls, "microseconds": 1e6 * seconds,
             **compared(found, predicted(setting, scenario)),
             **({"each": [each.reserved for each in found.held[::3]]} if name == "sizes" else {}),

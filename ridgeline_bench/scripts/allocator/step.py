@@ -32,7 +32,7 @@ import torch.distributed as dist
 from ridgeline.training.base import opened
 from ridgeline.training.conversations import Example
 from ridgeline.training.offload import OffloadedActivations
-from ridgeline.training.sharded import PackLoss, sharded_loss
+from ridgeline.training.sharded import LossPack, PackLoss, sharded_loss
 from ridgeline.training.tuned import WIDE_CHUNK, recompute
 from ridgeline.weights.loader import read_model_config
 from ridgeline_bench.results import host_with
@@ -79,11 +79,11 @@ class TrainedSteps:
         draw = torch.Generator().manual_seed(dist.get_rank())
         rows = torch.randint(model.spec.vocab_size, (given.sequences, given.length + 1), generator=draw).tolist()
         counted = (False, *(True,) * given.length)
-        self.examples = [Example(tuple(row), counted, 0) for row in rows]
+        self.pack = LossPack([Example(tuple(row), counted, 0) for row in rows])
 
     def step(self) -> float:
         """Make a step, wait for it, and return its loss on this process."""
-        loss = self.loss(self.examples)
+        loss = self.loss(self.pack)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
