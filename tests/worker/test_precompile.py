@@ -28,6 +28,7 @@ from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
 from ridgeline.core.specs.model import ABSENT, ModelSpec
 from ridgeline.foreign.decoder import ForeignDecoder
 from ridgeline.foreign.spec import foreign_config
+from ridgeline.kernels.base import tuned
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.kernels.ops import Ops
@@ -320,6 +321,11 @@ def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
         replace(kernels, forms=(("layers.0.mixer.qkv", HELD),)).marker,
     ]
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    markers.append(replace(kernels).marker)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    line = {"op": "linear", "form": "", "sizes": [8, 64, 64], "cut": None}
+    capability = divmod(int(kernels.arch.removeprefix("sm_")), 10)
+    tuned.write(tuned.path_of(tuned.GpuKind(capability, kernels.multiprocessors)), [line])
     markers.append(replace(kernels).marker)
     package = tmp_path / "ridgeline"
     shutil.copytree(precompile.ROOT / "kernels", package / "kernels")
