@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 def run(only: tuple[str, ...], case: str, options: TuneOptions, kept: Kept, compile_only: bool = False) -> bool:
-    """Tune ops, all that can be if none is named, and return False if a pair failed.
+    """Tune ops, all that can be if none is named, and return False if a pair failed or was not reached.
 
     Raises InvalidConfig if there is no GPU, no such op, or no such case.
     """
@@ -55,14 +55,14 @@ def run(only: tuple[str, ...], case: str, options: TuneOptions, kept: Kept, comp
     answers, path = list[Tuned](), kept.cuts or tuned.path_of(gpu_here())
     for answer in tune(pairs, options, lambda text: console.print(text, markup=False, soft_wrap=True)):
         answers.append(answer)
+        if answer.best:
+            tuned.write(path, [answer.kept()])  # at once: a run that is ended keeps what it found
         console.print(f"{len(answers)}/{len(pairs)} {shown(answer)}", markup=False, soft_wrap=True)
         if kept.records:
             with kept.records.open("a") as file:
                 file.write(json.dumps(line(answer, base), ensure_ascii=False) + "\n")
-    right = [answer for answer in answers if answer.best]
-    tuned.write(path, (answer.kept() for answer in right))
     console.print(summary(answers, len(pairs), time.monotonic() - started, path), markup=False, soft_wrap=True)
-    return len(right) == len(answers)
+    return len(answers) == len(pairs) and all(answer.best for answer in answers)
 
 
 def machine_facts(commit: str) -> dict[str, Any]:

@@ -237,7 +237,8 @@ def test_every_cut_chosen_can_be_launched(fixed: bool, hopper: bool) -> None:
                 if isinstance(plan, Few):
                     assert plan.tokens >= tokens
                     assert plan.block >= width
-                    assert max(plan.rows, (1 if plan.matrix else 2) * plan.each) * plan.block <= 128 * 32 * plan.warps
+                    kept, times = (256, 1) if plan.matrix else (128, 2)  # operands of 16 bits share a register
+                    assert max(plan.rows, times * plan.each) * plan.block <= kept * 32 * plan.warps
                     assert plan.group >= max(plan.each, plan.warps)
                     assert not plan.matrix or plan.rows % 16 == plan.each % 8 == plan.block // plan.slices % 16 == 0
                 else:
@@ -245,7 +246,7 @@ def test_every_cut_chosen_can_be_launched(fixed: bool, hopper: bool) -> None:
                 if isinstance(plan, Few) and plan.matrix:
                     assert hopper
                     assert not fixed
-                    assert tokens in (64, 65, 200)
+                    assert tokens == 200 or (tokens in (64, 65) and experts > 64)
     assert len({choose(tokens, 2048, 128, fixed=True) for tokens in (1, 64, 500, 16_384)}) == 1
 
 

@@ -116,8 +116,8 @@ def stream(
     rows: int, tokens: int, inputs: int, programs: int, *, gated: bool, processors: int, long: bool = False
 ) -> Stream:
     """Return a cut with so many rows and tokens of a tile, and with as many stages as fit."""
-    split = 1
-    while programs * split * 2 <= (processors if long else processors // 2) and split < 8 and split * 1024 <= inputs:
+    split, least = 1, 4096 if 16 < tokens <= 64 else 1024  # the more sums a tile has, the longer its programs meet
+    while programs * split * 2 <= (processors if long else processors // 2) and split < 8 and split * least <= inputs:
         split *= 2
     parts = 2 if gated else 1
     block = 256 if rows * parts <= 128 and tokens <= 64 and inputs >= 256 * split * 2 else 128

@@ -114,6 +114,8 @@ def choose(
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
         block = max(256, min(power_of_two(inputs), 2048))
+        if block == power_of_two(inputs) == 2048:
+            return RowsPlan(8, 4, block, 4, programs=2)
         return RowsPlan(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
     if hopper:
         return _stream(tokens, inputs, outputs, gated, hopper, adapters)
@@ -185,7 +187,7 @@ def _stream(
     The numbers were tuned on an H200. docs/log.md ("Where a decode step's time was") has layers of 8 to 256 tokens
     before and after; at 64 tokens Llama-3.1-8B went from 136.0 to 122.9 µs.
     """
-    if tokens > 128 and not adapters and (2 if gated else 1) * outputs * inputs > 1 << 23:
+    if tokens > 128 and not adapters and (2 if gated else 1) * outputs * inputs > 1 << 24:
         return None
     long = not gated and inputs >= (8192 if tokens > 16 else 4096)
     padded, tiles = max(16, power_of_two(tokens)), -(-outputs // 64)
@@ -193,6 +195,8 @@ def _stream(
         padded = 32
     elif not long and tokens > 64:
         padded = 64 if tiles * -(-tokens // 64) <= processors else 128
+    elif tokens > 128:
+        padded = 128
     rows = 64
     if tiles * -(-tokens // padded) > processors:
         rows, tiles = 128, -(-outputs // 128)

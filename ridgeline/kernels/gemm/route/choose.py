@@ -12,6 +12,7 @@ from ridgeline.kernels.base.tuned import ShapeClass
 
 FEW_TOKENS = 128  # beyond, three launches are faster than few.py on the vector units
 MATRIX_TOKENS = range(40, 257)  # for which few.py is faster on the matrix units
+MANY_EXPERTS = 128
 MATRIX_BLOCK = 4096  # the longest row that 16 warps hold beside those of 16 experts
 MOST_TOKENS, MOST_EXPERTS = 256, 1024  # for which few.py has memory where its programs meet
 ONE_GROUP = 2048  # the largest tile of tokens by experts in which one program chooses for all tokens
@@ -81,13 +82,17 @@ def choose(
 
 def _matrix(tokens: int, width: int, experts: int) -> Few | None:
     """Return the cut of few.py on the matrix units, or None. A program takes the least that fills one of their
-    products, 16 experts and 8 tokens: 16 of either were slower on an H200 for 32, 64 and 256 tokens."""
+    products, 16 experts and 8 tokens, but 32 experts of many for many tokens. For up to 128 tokens of fewer experts
+    than 128 the vector units were faster (benchmarks/results/h200-tune.jsonl)."""
     block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
     each, warps = 8, block // 256
     group = max(each, warps)
     if tokens not in MATRIX_TOKENS or group * padded > CELLS or not 1024 <= block <= MATRIX_BLOCK:
         return None
-    return Few(16, each, block, tile, padded, group, warps, matrix=True)
+    if tokens <= FEW_TOKENS and padded < MANY_EXPERTS:
+        return None
+    rows = 32 if tokens > FEW_TOKENS and padded >= MANY_EXPERTS and block <= 2048 else 16
+    return Few(rows, each, block, tile, padded, group, warps, matrix=True)
 
 
 def _few(tokens: int, width: int, experts: int) -> Few | None:
@@ -97,12 +102,16 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
     block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
     if tokens > FEW_TOKENS or padded > MOST_EXPERTS or block > 16_384:
         return None
-    warps = max(1, min(8, block // 512))
+    if tile == 1:
+        warps = max(1, min(8, block // 1024))
+        return Few(4 if padded >= MANY_EXPERTS else 1, 1, block, 1, padded, warps, warps)
+    short = tile == 8 and block <= 2048  # of which a warp takes more inputs, so that fewer have to meet
+    warps = max(1, min(8, block // (1024 if short else 512)))
     kept = block // (32 * warps)  # inputs of a thread
     share = max(1, tile * padded // 128)
-    each = max(1, min(2, tile, 32 // kept, share // 2))
+    each = max(1, min(2, tile, (64 if short else 32) // kept, share if tile == 8 else share // 2))
     rows = min(8, padded, 128 // kept, max(1, share // each))
-    group = tile if tile <= 8 and tile * padded <= ONE_GROUP else each
+    group = tile if tile <= 8 and tile * padded <= ONE_GROUP and not short else each
     return Few(rows, each, block, tile, padded, max(group, warps), warps)
 
 
