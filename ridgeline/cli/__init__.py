@@ -34,6 +34,7 @@ VERBS: dict[str, type[ListCommand] | str | None] = {
     "crossover": "",
     "compile": "",
     "shard-graph": ListCommand,
+    "compile-graph": ListCommand,
     "kernels": None,
     "convert": "",
     "quantize": ListCommand,

@@ -129,14 +129,16 @@ def compile_graph(
     stages: CompilationStages | None = None,
     target: Target | None = None,
     options: CompilerOptions | None = None,
+    device: str = "",
 ) -> CompiledProgram:
     """Return the program of a functional graph of aten's ops. stages: gets what each pass makes. target: by default
-    that of the device on which the graph's tensors are, or the CPU."""
+    that of the device on which the graph's tensors are, or the CPU. device: the type of the devices on which they are,
+    if it is not the target's."""
     stages = CompilationStages() if stages is None else stages
     began = time.perf_counter()
     options = options or CompilerOptions()
     target = target or _target(module, options)
-    graph = verify(capture(module, target.device))
+    graph = verify(capture(module, device or target.device))
     stages.after("capture", began, graph)
     join: Callable[[OpGraph], OpGraph] = partial(products, worth=target.multiplies)
     for name, each in {**options.passes, "products": join}.items():

@@ -23,27 +23,27 @@ _TIDY = "convert-index-to-llvm,convert-arith-to-llvm,convert-cf-to-llvm,reconcil
 class GpuTarget:
     """A GPU for which code is made: how LLVM names it, and what MLIR's passes turn the dialect `gpu` into.
 
-    warp: lanes of a warp.
+    options: of that conversion. machine: what `OperationWriter` knows it by. warp: lanes of a warp. language: of the
+    machine code.
     """
 
     name: str
     triple: str
     features: str
     dialect: str
+    options: str
+    machine: str
     warp: int
-
-    @property
-    def suffix(self) -> str:
-        """The end of names of files with its machine code."""
-        return "ptx" if self.dialect == "nvvm" else "s"
+    language: str
 
 
 NVIDIA, AMD = "nvptx64-nvidia-cuda", "amdgcn-amd-amdhsa"
 TARGETS = {
     each.name: each
     for each in (
-        GpuTarget("sm_80", NVIDIA, "+ptx80", "nvvm", 32),
-        GpuTarget("sm_90", NVIDIA, "+ptx80", "nvvm", 32),
+        GpuTarget("sm_80", NVIDIA, "+ptx80", "nvvm", "", "nvidia", 32, "PTX"),
+        GpuTarget("sm_90", NVIDIA, "+ptx80", "nvvm", "", "nvidia", 32, "PTX"),
+        GpuTarget("gfx942", AMD, "", "rocdl", "{chipset=gfx942}", "", 64, "GCN"),
     )
 }
 
@@ -61,7 +61,7 @@ def machine_code(text: str, target: GpuTarget, told: Callable[[str, str], None] 
     Raise InvalidConfig without MLIR, llvmlite, or the library of device functions where the text needs one.
     """
     module = MlirModule(text)
-    module.run(f"gpu.module({_TO_LLVM},convert-gpu-to-{target.dialect},canonicalize,cse)")
+    module.run(f"gpu.module({_TO_LLVM},convert-gpu-to-{target.dialect}{target.options},canonicalize,cse)")
     module = module.without_gpu_module()
     module.run(_TIDY)
     if told is not None:
@@ -71,7 +71,7 @@ def machine_code(text: str, target: GpuTarget, told: Callable[[str, str], None] 
         told("llvm", llvm)
     made = _assembly(llvm, target)
     if told is not None:
-        told(target.suffix, made)
+        told(target.language, made)
     return made
 
 
@@ -99,6 +99,10 @@ def _assembly(text: str, target: GpuTarget) -> str:
         for each in module.functions:
             if not each.is_declaration and each.name not in kernels:
                 each.linkage = "internal"
+    if "@__ocml_" in text:
+        raise InvalidConfig(
+            f"kernels for {target.name} need AMD's library for log, erf, sin and cos, which is not here."
+        )
     module.verify()
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     passes = llvm.create_pass_builder(machine, tuning)

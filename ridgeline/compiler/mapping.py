@@ -98,10 +98,14 @@ def lane_schedule(node: GraphNode, warp: int = 32) -> LaneSchedule:
     return LaneSchedule(width, threads, threads, each if each * width <= MOST_HELD else 0)
 
 
-def gpu_text(node: GraphNode, warp: int = 32, schedule: LaneSchedule | None = None) -> GpuText:
-    """Return the text of a fused node's kernel for GPUs with so many lanes a warp."""
-    chosen = schedule or lane_schedule(node, warp)
-    return LaneWriter(node, chosen, warp).whole()
+def gpu_text(node: GraphNode, warp: int = 32, schedule: LaneSchedule | None = None, machine: str = "nvidia") -> GpuText:
+    """Return the text of a fused node's kernel for GPUs with so many lanes a warp.
+
+    machine: what `OperationWriter` knows the GPU by.
+    """
+    writer = LaneWriter(node, schedule or lane_schedule(node, warp), warp)
+    writer.machine = machine
+    return writer.whole()
 
 
 def domain_of(node: GraphNode) -> tuple[LoopDomain, tuple[int, ...]]:
@@ -217,7 +221,7 @@ class LaneWriter:
             f" : ({self.pointer}, i64) -> {self.pointer}, {element}"
         )
         once = self.schedule.past_l1 and len(self.domain.has(value)) == len(self.domain.sizes)
-        if once and self.machine == "nvidia" and bytes in WORDS and self.schedule.vectors:
+        if once and self.machine == "nvidia" and bytes in WORDS and kind != element:
             return self.past_l1(at, bytes // 4, kind)
         read = self.emit(f"llvm.load {at} {{alignment = {bytes} : i64}} : {self.pointer} -> {kind}")
         if element == "i8":

@@ -16,13 +16,14 @@ import torch
 
 from ridgeline.compiler.artifacts import ArtifactStore, KernelArtifact, artifact_key, default_store
 from ridgeline.compiler.child import CompilationFailed, CompilerProcess
-from ridgeline.compiler.cpu import cpu_kernel, linalg_kernel, machine_name
+from ridgeline.compiler.cpu import MachineCode, cpu_kernel, linalg_kernel, machine_name
 from ridgeline.compiler.cpu_mapping import cpu_text
 from ridgeline.compiler.cuda import MOST_COUNT, CudaCode, CudaKernel
-from ridgeline.compiler.gpu import TARGETS, gpu_target
+from ridgeline.compiler.gpu import TARGETS, gpu_target, machine_code
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.linalg import kernel_text
-from ridgeline.compiler.mapping import GpuText, LaneSchedule, gpu_text, lane_schedule
+from ridgeline.compiler.lower import lower, lower_vectors
+from ridgeline.compiler.mapping import GpuText, LaneSchedule, gpu_text
 from ridgeline.compiler.products.cpu_product import CpuProducts, worth_on_cpu
 from ridgeline.compiler.products.cuda_product import CudaProducts, worth_on_hopper
 from ridgeline.compiler.products.text import ProductSpec
@@ -46,6 +47,9 @@ class Target(Protocol):
 
     def multiplies(self, product: ProductSpec) -> bool:
         """Return whether a product with its epilogue is faster as one kernel than torch's with a kernel behind it."""
+
+    def explain(self, node: GraphNode, told: Callable[[str, str], None]) -> None:
+        """Call `told` with the name and the text of each stage from a fused node to machine code."""
 
 
 class CpuTarget:
@@ -71,9 +75,23 @@ class CpuTarget:
     def multiplies(self, product: ProductSpec) -> bool:
         return worth_on_cpu(product)
 
+    def explain(self, node: GraphNode, told: Callable[[str, str], None]) -> None:
+        if self._lowering == "linalg":
+            linalg = kernel_text(node)
+            told("linalg", linalg.text)
+            llvm = lower(linalg, told)
+        else:
+            text = cpu_text(node, machine_name(), bool(openmp())).text
+            told("mapping", text)
+            llvm = lower_vectors(text, told)
+        told("assembly", MachineCode(llvm).assembly)
+
 
 class CudaTarget:
-    """An NVIDIA GPU. schedule: chooses how a fused node is mapped to blocks, warps and lanes."""
+    """A GPU. schedule: chooses how a fused node is mapped to blocks, warps and lanes.
+
+    Code for AMD's GPUs is made and kept, and nothing here launches it.
+    """
 
     device = "cuda"
 
@@ -81,7 +99,7 @@ class CudaTarget:
         self,
         name: str,
         store: ArtifactStore | None = None,
-        schedule: Callable[[GraphNode], LaneSchedule] = lane_schedule,
+        schedule: Callable[[GraphNode], LaneSchedule] | None = None,
     ) -> None:
         self.gpu = gpu_target(name)
         self.name = name
@@ -102,10 +120,20 @@ class CudaTarget:
         here = not torch.cuda.is_available() or torch.cuda.get_device_capability() == HOPPER
         return self.name == "sm_90" and here and worth_on_hopper(product)
 
+    def text(self, node: GraphNode) -> GpuText:
+        """Return the text of a fused node's kernel."""
+        schedule = self._schedule(node) if self._schedule else None
+        return gpu_text(node, self.gpu.warp, schedule, self.gpu.machine)
+
+    def explain(self, node: GraphNode, told: Callable[[str, str], None]) -> None:
+        text = self.text(node)
+        told("mapping", text.text)
+        machine_code(text.text, self.gpu, told)
+
     def kernel(self, node: GraphNode) -> NodeKernel:
         if node.op == "product":
             return CudaProducts(node, self.store, _compiler)
-        text = gpu_text(node, self.gpu.warp, self._schedule(node))
+        text = self.text(node)
         if text.count > MOST_COUNT or text.blocks > MOST_COUNT:
             raise CompilationFailed(f"a kernel of {text.count} rows or vectors is more than a launch has.")
         key = (self.name, text.text)
