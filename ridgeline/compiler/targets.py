@@ -105,6 +105,7 @@ class CudaTarget:
         self.name = name
         self.store = default_store() if store is None else store
         self._schedule = schedule
+        self._compiler = _compiler
 
     def artifact(self, text: GpuText) -> KernelArtifact:
         """Return the machine code of a text, from the store or compiled. Raise InvalidConfig, CompilationFailed."""
@@ -112,7 +113,7 @@ class CudaTarget:
         found = self.store.get(key)
         if found is not None:
             return found
-        code = _compiler.compile(text.text, self.name).encode()
+        code = self._compiler.compile(text.text, self.name).encode()
         header = {"target": self.name, "threads": text.schedule.threads, "schedule": str(text.schedule)}
         return self.store.put(key, code, {**header, "made_by": _made_by()})
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
+from ridgeline.cli import command_line
 from ridgeline.compiler import mlir
 from ridgeline.compiler.artifacts import ArtifactStore
 from ridgeline.compiler.backend import CompilerOptions
@@ -142,3 +144,29 @@ def test_options_are_named() -> None:
         CompilerOptions.of({"rounded": "once"})
     with pytest.raises(InvalidConfig, match="say torch or float32"):
         CompilerOptions.of({"rounding": "once"})
+
+
+def test_code_for_amd_is_made(tmp_path: Path) -> None:
+    command = ["ridgeline_bench.scripts.compiled_chains:softmax", "--input", "bfloat16[64, 4096]", "bfloat16[4096]"]
+    options = ["--target", "gfx942", "--print-after", "fuse", "GCN", "--artifacts", str(tmp_path)]
+    made = CliRunner().invoke(command_line("compile-graph"), ["compile-graph", *command, *options])
+    assert made.exit_code == 0, made.output
+    assert "= sum(" in made.output
+    assert made.output.count("global_load_dwordx4") == 4
+    assert "1 kernels for gfx942 and 0 calls of torch" in made.output
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing:at_all"], "there is no nothing:at_all"),
+        (["torch:sin", "--input", "float[4]x"], "is no tensor"),
+        (["torch:sin", "--input", "float32[4]", "--target", "sm_1"], "there is no target 'sm_1'"),
+        (["torch:sin", "--input", "float32[4]", "--print-after", "never"], "there is no stage 'never'"),
+        (["torch:sin", "--input", "float32[4]", "float32[4]"], "does not take these tensors"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_in_a_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(InvalidConfig, match=sentence):
+        CliRunner().invoke(command_line("compile-graph"), ["compile-graph", *words], catch_exceptions=False)
