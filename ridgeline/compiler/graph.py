@@ -51,12 +51,17 @@ Operand = GraphValue | Number
 @dataclass(frozen=True, eq=False)
 class GraphNode:
     """attributes: of a reduction `dims`, how many trailing ones; of a call `target`, `arguments` and `named`, in which
-    values stand as they are; of a fused node `body`."""
+    values stand as they are; of a fused node `body`. others: what a fused node makes beside its result."""
 
     op: str
     operands: tuple[Operand, ...]
     result: GraphValue
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[GraphValue, ...] = ()
+
+    @property
+    def results(self) -> tuple[GraphValue, ...]:
+        return (self.result, *self.others)
 
     @property
     def values(self) -> tuple[GraphValue, ...]:
@@ -73,7 +78,7 @@ class OpGraph:
 
     def uses(self) -> dict[GraphValue, int]:
         """Return the number of times that nodes and outputs take each value."""
-        counts = dict.fromkeys((*self.inputs, *(node.result for node in self.nodes)), 0)
+        counts = dict.fromkeys((*self.inputs, *(value for node in self.nodes for value in node.results)), 0)
         for value in (*(v for node in self.nodes for v in node.values), *self.outputs):
             if isinstance(value, GraphValue):
                 counts[value] += 1
@@ -89,7 +94,7 @@ def replaced(tree: Any, by: Mapping[GraphValue, GraphValue]) -> Any:
         return by.get(tree, tree)
     if isinstance(tree, GraphNode):
         taken = {name: replaced(each, by) for name, each in tree.attributes.items() if tree.op == "call"}
-        return GraphNode(tree.op, replaced(tree.operands, by), tree.result, {**tree.attributes, **taken})
+        return GraphNode(tree.op, replaced(tree.operands, by), tree.result, {**tree.attributes, **taken}, tree.others)
     if isinstance(tree, dict):
         return {name: replaced(each, by) for name, each in tree.items()}
     if isinstance(tree, slice):
@@ -111,7 +116,8 @@ def verify(graph: OpGraph) -> OpGraph:
             if value not in known:
                 raise InvalidGraph(f"{node.result.name} = {node.op} takes {value.name}, which no node before it makes.")
         _check(node)
-        _define(node.result, known, names)
+        for value in node.results:
+            _define(value, known, names)
     for value in graph.outputs:
         if isinstance(value, GraphValue) and value not in known:
             raise InvalidGraph(f"the output {value.name} is made by no node.")
@@ -147,7 +153,8 @@ def _check(node: GraphNode) -> None:
     if node.op == "fused":
         body = node.attributes["body"]
         verify(body)
-        if [v.type for v in body.inputs] != [v.type for v in node.values] or len(body.outputs) != 1:
+        taken = [v.type for v in body.inputs] == [v.type for v in node.values]
+        if not taken or [v.type for v in body.outputs] != [v.type for v in node.results]:
             raise InvalidGraph(f"{node.result.name}: the body's inputs or outputs are not those of the node.")
         made = body.outputs[0].type
     elif node.op == "product":
@@ -195,7 +202,7 @@ def _define(value: GraphValue, known: set[GraphValue], names: set[str]) -> None:
 def _lines(graph: OpGraph, indent: str) -> Iterator[str]:
     yield indent + "inputs " + ", ".join(f"{v.name}: {v.type}" for v in graph.inputs)
     for node in graph.nodes:
-        told = f"{indent}{node.result.name}: {node.result.type} = {node.op}"
+        told = f"{indent}{', '.join(f'{v.name}: {v.type}' for v in node.results)} = {node.op}"
         if node.op == "call":
             yield f"{told} {node.attributes['target']}({', '.join(v.name for v in node.values)})"
         else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.compiler.elementary import OperationWriter, exponential, hyperbolic_tangent, quotient, root, select
-from ridgeline.compiler.graph import GraphNode, GraphValue, Operand, OpGraph
+from ridgeline.compiler.graph import GraphNode, GraphValue, InvalidGraph, Operand, OpGraph
 from ridgeline.compiler.ops import FLOATS, POINTWISE, REDUCTIONS, TAKEN
 
 
@@ -61,6 +61,8 @@ class LoopDomain:
 def kernel_text(node: GraphNode) -> KernelText:
     """Return the text of a fused node's kernel: `kernel(inputs…, output)` of memory."""
     body: OpGraph = node.attributes["body"]
+    if len(body.outputs) > 1:
+        raise InvalidGraph(f"a kernel of linalg has one output, and {node.result.name} has {len(body.outputs)}.")
     (output,) = body.outputs
     values = [*body.inputs, *(each.result for each in body.nodes)]
     domain = LoopDomain(node.attributes["domain"], values)
@@ -204,4 +206,25 @@ def _cast(w: OperationWriter, x: str, source: torch.dtype, target: torch.dtype) 
         x, a = w.convert("arith.uitofp" if source == torch.bool else "arith.sitofp", x, a, first), first
     elif {width[a], width[b]} in ({16}, {16, 64}):
         x, a = w.convert("arith.extf" if width[a] == 16 else "arith.truncf", x, a, "f32"), "f32"
-    return x if a == b else w.convert("arith.extf" if width[a] < width[b] else "arith.truncf", x, a, b)
+    if a == b:
+        return x
+    if w.width == 1 and w.machine in ("", "avx512") and {a, b} == {"f32", "bf16"}:
+        return _rounded_to_bfloat16(w, x) if b == "bf16" else _widened_bfloat16(w, x)
+    return w.convert("arith.extf" if width[a] < width[b] else "arith.truncf", x, a, b)
+
+
+def _rounded_to_bfloat16(w: OperationWriter, x: str) -> str:
+    """Round a float32 in operations of integers: LLVM's code for single numbers of bfloat16 fails where they are stored
+    and computed with as well."""
+    bits, half = w.convert("arith.bitcast", x, "f32", "i32"), w.whole(16)
+    odd = w.op("arith.andi", w.op("arith.shrui", bits, half, element="i32"), w.whole(1), element="i32")
+    up = w.op("arith.addi", w.op("arith.addi", bits, odd, element="i32"), w.whole(0x7FFF), element="i32")
+    quiet = w.op("arith.ori", bits, w.whole(1 << 22), element="i32")
+    kept = select(w, w.op("arith.cmpf uno,", x, x), quiet, up, "i32")
+    short = w.convert("arith.trunci", w.op("arith.shrui", kept, half, element="i32"), "i32", "i16")
+    return w.convert("arith.bitcast", short, "i16", "bf16")
+
+
+def _widened_bfloat16(w: OperationWriter, x: str) -> str:
+    bits = w.convert("arith.extui", w.convert("arith.bitcast", x, "bf16", "i16"), "i16", "i32")
+    return w.convert("arith.bitcast", w.op("arith.shli", bits, w.whole(16), element="i32"), "i32", "f32")

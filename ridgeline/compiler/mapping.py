@@ -43,7 +43,7 @@ class LaneSchedule:
     threads: int
     lanes: int
     vectors: int
-    past_l1: bool = True
+    past_l1: bool = False
     late: bool = True
 
     @property

@@ -54,6 +54,7 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
     "shard-graph": (["--tokens", "5"], "tokens", 5),
+    "compile-graph": (["--target", "sm_90"], "target", "sm_90"),
     "profile": (["--batch", "3"], "batch", 3),
     "plan": (["--utilization", "0.5"], "utilization", 0.5),
     "bench serve": (["--rate", "4"], "rate", "4"),

@@ -45,6 +45,25 @@ def test_a_group_is_printed_with_what_is_in_it() -> None:
     ]
 
 
+def test_a_sum_and_its_norm_are_one_group_with_two_outputs_and_what_waits_stays_out() -> None:
+    builder = GraphBuilder()
+    x, y = builder.input(X), builder.input(X)
+    h = builder.add("add", x, y)
+    norm = builder.add("div", h, builder.add("sum", h, dims=1))
+    called = builder.call(X, torch.relu, (h,), {})
+    graph = verify(fuse(builder.done((norm, h, called))))
+    assert [node.op for node in graph.nodes] == ["fused", "call"]
+    assert str(graph).splitlines()[1] == "%4: f32[4, 8], %2: f32[4, 8] = fused(%0, %1)"
+    builder = GraphBuilder()
+    x = builder.input(X)
+    h = builder.add("exp", x)
+    last = builder.add(
+        "mul", builder.add("neg", h), builder.call(X, torch.relu, (h,), {})
+    )  # the group would wait for it
+    graph = verify(fuse(builder.done((last,))))
+    assert [node.op for node in graph.nodes] == ["exp", "call", "fused"]
+
+
 def planted() -> dict[str, OpGraph]:
     graph = fuse(canonicalize(softmax()))
     (node,) = graph.nodes

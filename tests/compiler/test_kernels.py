@@ -28,6 +28,11 @@ def norm_of_softmax(x: Tensor, w: Tensor) -> Tensor:
     return F.rms_norm(h, (h.shape[-1],), w, 1e-6) * F.silu(x)
 
 
+def sum_and_norm(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = x + w
+    return F.rms_norm(h, (h.shape[-1],), w, 1e-6), h
+
+
 def layer_norm(x: Tensor, w: Tensor) -> Tensor:
     return F.gelu(F.layer_norm(x, (x.shape[-1],), w, None, 1e-5), approximate="tanh") + x
 
@@ -53,6 +58,14 @@ def test_a_function_makes_what_torch_makes(
     x, w = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
     compiled = torch.compile(function, backend=backend, dynamic=False)
     torch.testing.assert_close(compiled(x, w), function(x, w), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_with_several_outputs_makes_what_torch_makes(dtype: torch.dtype) -> None:
+    x, w = torch.randn(5, 70).to(dtype), torch.randn(70).to(dtype)
+    program = compile_graph(traced(sum_and_norm, x, w))
+    assert len(program.graph.nodes) == 1
+    torch.testing.assert_close(program(x, w), sum_and_norm(x, w))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -56,7 +56,7 @@ def _joined(
     node: GraphNode, makers: Mapping[GraphValue, GraphNode], uses: Mapping[GraphValue, int], worth: Worth
 ) -> tuple[FoundProduct, list[GraphNode]] | None:
     """Return a product that a node follows alone, and the nodes that stand for both."""
-    if node.op not in POINTWISE and (node.op != "fused" or node.attributes["reduced"]):
+    if node.op not in POINTWISE and (node.op != "fused" or node.attributes["reduced"] or node.others):
         return None
     shape = node.result.tensor.shape
     for value in dict.fromkeys(node.values):
