@@ -21,7 +21,7 @@ _TIDY = "convert-index-to-llvm,convert-arith-to-llvm,convert-cf-to-llvm,reconcil
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """A GPU for which code is made: how LLVM names it, and what MLIR's passes turn the dialect `gpu` into.
+    """A GPU that code is made for: how LLVM names it, and what MLIR's passes turn the dialect `gpu` into.
 
     options: of that conversion. machine: what `OperationWriter` knows it by. warp: lanes of a warp. language: of the
     machine code.
