@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from types import FrameType
 
-from ridgeline_bench.profile.trace import NESTED, Event
+from ridgeline_bench.profile.trace import NESTED, Event, Kind
 
 Stack = tuple[str, ...]
 
@@ -92,10 +92,11 @@ def of_trace(events: Sequence[Event]) -> Counter[Stack]:
             open_ones.pop()
         above = open_ones[-1][1] if open_ones else (root,)
         stack = (*above, event.name)
-        open_ones.append((event.end, stack))
         stacks[stack] += round(event.elapsed)
-        if open_ones[:-1]:
+        if open_ones:
             stacks[above] -= round(event.elapsed)
+        if on_host or event.kind is Kind.DEVICE_RANGE:  # a kernel of another stream is not inside of this one
+            open_ones.append((event.end, stack))
     return Counter({stack: micros for stack, micros in stacks.items() if micros > 0})
 
 

@@ -96,13 +96,13 @@ def test_a_flame_graph_of_a_trace(tmp_path: Path) -> None:
     file = written(
         tmp_path / "t.json", 0.0, event("segment forward", 0, 100), event("layer 0", 10, 60),
         event("aten::mm", 20, 30, "cpu_op"), event("layer 0", 200, 40, "gpu_user_annotation", 9),
-        event("gemm", 205, 30, "kernel", 9),
+        event("gemm", 205, 20, "kernel", 9), event("copy", 210, 10, "gpu_memcpy", 10),
     )  # fmt: skip
     stacks = of_trace(read_trace(file))
     host = ("host: thread 0", "segment forward")
     assert stacks == Counter({
         host: 40, (*host, "layer 0"): 30, (*host, "layer 0", "aten::mm"): 30, ("device", "layer 0"): 10,
-        ("device", "layer 0", "gemm"): 30,
+        ("device", "layer 0", "gemm"): 20, ("device", "layer 0", "copy"): 10,
     })  # fmt: skip
 
 
