@@ -9,7 +9,9 @@ import csv
 import gc
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,22 +136,35 @@ def measured(child: Sequence[str], kernels: int = 0, seconds: float = TIMEOUT) -
         command = [tool, "-f", "-o", str(report), "--clock-control", "none", "--profile-from-start", "off"]
         command += ["--kernel-name-base", "function", *(["--launch-count", str(kernels)] if kernels else [])]
         command += [word for section in SECTIONS for word in ("--section", section)]
-        try:
-            done = subprocess.run([*command, *child], capture_output=True, text=True, timeout=seconds, check=False)
-            pages = [_page(tool, report, *page) for page in (("raw",), ("source", "--print-source", "sass"))]
-        except subprocess.TimeoutExpired:
+        said, ended = run_tool([*command, *child], seconds)
+        if not ended:
             raise InvalidConfig(
                 f"Nsight Compute did not finish within {seconds:.0f} s; ask for fewer kernels (--ncu-kernels)."
-            ) from None
+            )
+        pages = [_page(tool, report, *page) for page in (("raw",), ("source", "--print-source", "sass"))]
     found = list(parse(pages[0]))
     if not found:
-        told = (done.stdout + done.stderr + pages[0]).splitlines()
-        said = [line for line in told if "ERROR" in line or "Error" in line] or told[-1:] or ["it said nothing"]
-        raise InvalidConfig(f"Nsight Compute gave no measurements: {said[0].strip()[:300]}")
+        told = (said + pages[0]).splitlines()
+        wrong = [line for line in told if "ERROR" in line or "Error" in line] or told[-1:] or ["it said nothing"]
+        raise InvalidConfig(f"Nsight Compute gave no measurements: {wrong[0].strip()[:300]}")
     lines = list(hot_lines(pages[1]))
     if len(lines) != len(found):  # kernels without samples have no page
         return found
     return [replace(kernel, lines=hottest) for kernel, hottest in zip(found, lines, strict=True)]
+
+
+def run_tool(command: Sequence[str], seconds: float, **environment: str) -> tuple[str, bool]:
+    """Run a tool that starts a program of its own, and return all that both printed, and whether they ended in time. If
+    they did not, both are ended."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    try:
+        return process.communicate(timeout=seconds)[0], True
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0], False
 
 
 def _page(tool: str, report: Path, *page: str) -> str:

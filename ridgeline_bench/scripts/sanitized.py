@@ -22,7 +22,6 @@ missed its fault or did not run.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -38,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline_bench.named_kernels import loaded, title
+from ridgeline_bench.profile.ncu import run_tool
 from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import OneOf, asked, keep, told
 
@@ -120,16 +120,11 @@ def looked(tool: str, program: str, child: Sequence[str], seconds: float) -> Out
         "--faulty",
         FAULTY[tool],
     ]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired as late:
-        text = (late.stdout or b"").decode(errors="replace")
-        return Outcome(tool, right_ones(text), Counter(reports(text)), f"it did not end within {seconds:.0f} s", text)
-    text = done.stdout + done.stderr
+    text, ended = run_tool(command, seconds, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     found = Outcome(tool, right_ones(text), Counter(reports(text)), text=text)
+    if not ended:
+        found.error = f"it did not end within {seconds:.0f} s"
+        return found
     if "SUMMARY" not in text:
         found.error = (text.strip().splitlines() or ["it said nothing"])[-1][:200]
     elif wrong := [line for line in text.splitlines() if line.startswith("ran ") and not line.endswith(": right")]:
@@ -201,11 +196,11 @@ def main() -> None:
         )
     child = [sys.executable, "-W", "ignore", "-m", __spec__.name, "--child", "--kernels", *given.kernels]
     child += ["--cubins", str(given.cubins)] if given.cubins else []
-    done = subprocess.run(child, capture_output=True, text=True, timeout=given.seconds, check=False)
-    wrong = sorted(set(given.kernels) - set(right_ones(done.stdout)))
-    if done.returncode or wrong:
-        said = (done.stderr.strip().splitlines() or [""])[-1]
-        raise SystemExit(f"without a tool {', '.join(wrong) or 'the last kernel'} did not run right: {said}")
+    said, ended = run_tool(child, given.seconds)
+    if wrong := sorted(set(given.kernels) - set(right_ones(said))):
+        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        late = "" if ended else f" within {given.seconds:.0f} s"
+        raise SystemExit(f"without a tool {', '.join(wrong)} did not run right{late}: {last}")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     number = (re.findall(r"[Vv]ersion ([\d.]+)", version) or [""])[0]
     with ThreadPoolExecutor(len(FAULTY)) as pool:

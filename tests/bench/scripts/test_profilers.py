@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from ridgeline_bench.named_kernels import title
+from ridgeline_bench.profile.ncu import run_tool
 from ridgeline_bench.scripts.forward_ops import ForwardOp, Roofs, lines
 from ridgeline_bench.scripts.sanitized import FAULTS, FAULTY, KERNELS, Outcome, line, owner, reports, right_ones
 
@@ -75,3 +77,13 @@ def test_each_tool_has_its_fault_and_each_kernel_its_name() -> None:
     text = FAULTS.read_text()
     assert all(f"void {name}(" in text for name in FAULTY.values())
     assert len({title(name) for name in KERNELS}) == len(KERNELS)
+
+
+def test_a_tool_that_hangs_ends_with_the_program_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    text, ended = run_tool(["bash", "-c", f"echo begun; sleep 60 & echo $! > {started}; wait"], 0.5)
+    assert (text, ended) == ("begun\n", False)
+    number = started.read_text().strip()
+    status = Path(f"/proc/{number}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+    assert run_tool(["bash", "-c", "echo $WORD >&2"], 20, WORD="said") == ("said\n", True)
