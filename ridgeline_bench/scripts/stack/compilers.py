@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,17 @@ class GatedBlock(nn.Module):
 
 
 def of_torch(block: GatedBlock, x: Tensor) -> Run:
-    return lambda: block(x)
+    return partial(block, x)
 
 
 def of_inductor(block: GatedBlock, x: Tensor) -> Run:
     made = torch.compile(block, dynamic=False)
-    return lambda: made(x)
+    return partial(made, x)
 
 
 def of_ours(block: GatedBlock, x: Tensor) -> Run:
     made = torch.compile(block, backend="ridgeline", dynamic=False)
-    return lambda: made(x)
+    return partial(made, x)
 
 
 def of_onnx_runtime(block: GatedBlock, x: Tensor) -> Run:

@@ -1,12 +1,12 @@
-"""Static shapes, symbolic ones and buckets: how often torch.compile compiles for texts of many lengths, and at what cost.
+"""Static shapes, symbolic ones and buckets: how often torch.compile compiles for texts of many lengths, and the cost.
 
     python -m ridgeline_bench.scripts.stack.recompiles [--lengths 3 5 7 9 12 17 30 33] [--output results.jsonl]
 
-A softmax over products and a gated chain run for each length in turn, then again. Ways: `static` (dynamic=False: a graph
-for each length, eight at most by default), `automatic` (None: the second length makes a graph with symbols),
+A softmax over products and a gated chain run for each length in turn, then again. Ways: `static` (dynamic=False: a
+graph for each length, eight at most by default), `automatic` (None: the second length makes a graph with symbols),
 `symbolic` (True: from the start), and `buckets` (static, and texts are filled up to a power of two, with a mask).
-Results must be those of torch. Lines have the graphs of the first round, its seconds by the clock and of processors, and
-the milliseconds of a call behind it. Behind its limit of graphs Dynamo runs other lengths as torch does.
+Results must be those of torch. Lines have the graphs of the first round, its seconds by the clock and of processors,
+and the milliseconds of a call behind it. Behind its limit of graphs Dynamo runs other lengths as torch does.
 """
 
 from __future__ import annotations
