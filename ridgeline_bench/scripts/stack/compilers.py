@@ -115,7 +115,11 @@ def of_tvm(block: GatedBlock, x: Tensor) -> Run:
     module = front.from_exported_program(exported)
     built = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "num-cores": torch.get_num_threads()}))
     machine, given = tvm.relax.VirtualMachine(built, tvm.cpu()), tvm.runtime.tensor(x.numpy())
-    return lambda: machine["main"](given)[0].numpy()
+
+    def run() -> Any:
+        return machine["main"](given)[0].numpy()
+
+    return run
 
 
 WAYS: dict[str, Callable[[GatedBlock, Tensor], Run]] = {

@@ -81,13 +81,25 @@ def groups(lines: Sequence[Line]) -> list[str]:
         f"Dynamo makes {told['graphs']} graph of {told['ops']} ops with {told['breaks']} breaks, and {guards} guards; "
         f"the most are {', '.join(f'{name} ({n})' for name, n in few)}."
     )
-    return [*wrapped(sentence), "", f"{shown['case']}, default:", "", *markdown(["kernel", "ops that it fuses"], rows), ""]
+    return [
+        *wrapped(sentence),
+        "",
+        f"{shown['case']}, default:",
+        "",
+        *markdown(["kernel", "ops that it fuses"], rows),
+        "",
+    ]
 
 
 def _ops(name: str) -> str:
     """Return the ops in a kernel's name."""
     inside = name.partition("_fused_")[2].rpartition("_")[0]
-    for whole in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention", "_unsafe_view", "_to_copy"):
+    for whole in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_unsafe_view",
+        "_to_copy",
+    ):
         inside = inside.replace(whole, whole.replace("_", "·"))
     return ", ".join(part.replace("·", "_").lstrip("_") for part in inside.split("_") if part)
 
@@ -136,7 +148,7 @@ def recompiles(lines: Sequence[Line]) -> list[str]:
 
 def hlo(lines: Sequence[Line]) -> list[str]:
     line = lines[-1]
-    names = sorted({*line["before"], *line["after"]}, key=lambda name: -line["before"].get(name, 0))
+    names = sorted({*line["before"], *line["after"]}, key=lambda name: (-line["before"].get(name, 0), name))
     rows = [[name, str(line["before"].get(name, 0)), str(line["after"].get(name, 0))] for name in names]
     total = [["all", str(sum(line["before"].values())), str(sum(line["after"].values()))]]
     done = _counted(each.partition(": ")[2] for each in line["passes"])
