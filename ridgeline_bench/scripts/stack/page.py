@@ -126,6 +126,7 @@ def starts(lines: Sequence[Line]) -> list[str]:
     rows = []
     for line in own:
         parts = [f"{line['programs']} programs"] if "programs" in line else []
+        parts += [f"a second decoder {line['again_s']:.2f} s"] if "again_s" in line else []
         parts += [f"AOTAutograd and behind it {line['aot_autograd_s']:.1f} s"] if "aot_autograd_s" in line else []
         rows.append([
             names[line["way"]], str(line["layers"]), line["state"], f"{line['first_s']:.1f}",
