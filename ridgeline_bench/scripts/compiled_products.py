@@ -42,8 +42,9 @@ from ridgeline_bench.scripts.asked import asked, keep, told
 
 SIZE = 4096
 NAIVE = "naive"
-FUSED = HopperSchedule(cluster=(2, 1), raster=2, staging=2)  # whose epilogues are timed
+FUSED = HopperSchedule(rows=256, columns=128, cluster=(2, 1), raster=4, blocks=128, staging=1, running=0)
 FUSED_IN_TURN = HopperSchedule(rows=128, columns=128, cluster=(2, 1), raster=4, staging=2, stages=5, turns=True)
+# whose epilogues are timed
 Epilogue = Callable[..., Tensor]
 Ways = dict[str, Sequence[Callable[[], object]]]
 

@@ -21,7 +21,7 @@ from ridgeline.compiler.products.search import predicted_seconds
 from ridgeline.compiler.products.text import ProductSpec, product_text
 from ridgeline.kernels.cuda.driver import CudaDriver
 
-MAPPING = 1  # of what passes make of a text: a change gets another number
+MAPPING = 2  # of what passes make of a text: a change gets another number
 FEWEST = 1 << 28  # products of numbers that a kernel is worth
 MULTIPLE = 8  # of k and n: rows of matrices in 16 bits begin at multiples of 16 bytes
 RECORDS = Path(__file__).with_name("hopper_schedules.json")  # what searches found

@@ -25,6 +25,7 @@ from ridgeline.compiler.products.writer import TextWriter
 ROWS = 64  # rows of a wgmma
 ATOM = 8192  # bytes of 64 rows of 128 bytes
 STAGED = 8192  # bytes in which a warpgroup puts 64 x 64 results together for TMA
+Bits = dict[int, tuple[str, str]]  # of an epilogue's arguments: bits of two neighbours, and their dtype
 TileWriter = Callable[[str, str, str, str], tuple[str, str]]  # of row, column and the ring's stage and parity
 BARRIER_ID = 1  # of a warpgroup's own barrier: this plus its number
 TURN_ID = 5  # of the barrier at which a warpgroup waits for its turn: this plus its number
@@ -348,11 +349,11 @@ class _HopperWriter:
         if s.turns:
             self.turn_to(w.integer("remui", w.integer("addi", self.group, 1), s.warpgroups))
         done = [f"{result}#{at}" for at in range(self.atoms)]
+        ahead = self.whole_loads(row, column, (0, 0))
         done = [self.finished(each) for each in done]
         if s.running:
             self.free(f"{result}#{self.atoms + 2}")
-        for atom, each in enumerate(done):
-            self.epilogue(each, (atom, row, column), by_column)
+        self.epilogue(done, (row, column), by_column, ahead)
         return f"{result}#{self.atoms}", f"{result}#{self.atoms + 1}"
 
     def step(self, sums: Sequence[str], stage: str, phase: str, *, adds: bool) -> list[str]:
@@ -433,33 +434,56 @@ class _HopperWriter:
             self.high = w.integer("divui", lane, 16)
             self.turn = w.integer("remui", inside, 8)
 
-    def epilogue(self, sums: str, place: tuple[int, str, str], columns: Sequence[dict[int, tuple[str, str]]]) -> None:
-        """Write the results of 64 rows: what the graph does to each sum, and where it goes.
+    def epilogue(
+        self, sums: Sequence[str], place: tuple[str, str], columns: Sequence[Bits], first: Sequence[Bits]
+    ) -> None:
+        """Write the results of a tile: what the graph does to each sum, and where it goes, 64 x 64 of them at a time.
 
-        place: which 64 rows of the tile, and where it begins. columns: for each 8 columns what was read for them."""
-        w, s, (atom, row, column) = self.w, self.s, place
-        group_row = w.constant(0) if s.turns else w.integer("muli", self.group, self.atoms * ROWS)
-        first = w.integer("addi", w.integer("addi", row, group_row), atom * ROWS)
-        rows = [w.integer("addi", w.integer("addi", first, self.my_row), 8 * half) for half in (0, 1)]
-        by_row = {half: self.row_values(rows[half]) for half in (0, 1)}
-        pieces = range(0, s.columns, 64)
-        for piece in pieces:
+        sums: of each 64 rows. place: the row and column where the tile begins. columns: for each 8 columns what was
+        read for them. first: what was read for the first piece; the next one's inputs are read before each is made."""
+        w, s, (row, column) = self.w, self.s, place
+        pieces = [(atom, piece) for atom in range(self.atoms) for piece in range(s.columns // 64)]
+        by_row: dict[int, list[dict[int, str]]] = {}
+        ahead = first
+        for number, (atom, piece) in enumerate(pieces):
+            whole = ahead
+            if number + 1 < len(pieces):
+                ahead = self.whole_loads(row, column, pieces[number + 1])
+            rows = self.rows_of(row, atom)
+            if atom not in by_row:
+                by_row[atom] = [self.row_values(each) for each in rows]
             packed = []
-            for j in range(8):
-                at_column = w.integer("addi", w.integer("addi", column, self.my_column), piece + 8 * j)
-                by_column = {at: self.two(*each) for at, each in columns[piece // 8 + j].items()}
-                for half in (0, 1):
-                    index = 4 * (piece // 8 + j) + 2 * half
-                    xs = [w.make(f"llvm.extractvalue {sums}[{index + e}] : {self.struct}") for e in (0, 1)]
-                    pair = self.pair(xs, (rows[half], at_column), by_row[half], by_column)
-                    if s.staging:
-                        packed.append(pair)
-                    else:
-                        self.store(pair, rows[half], at_column)
+            for at in range(16):
+                j, half = divmod(at, 2)
+                index = 4 * (8 * piece + j) + 2 * half
+                xs = [w.make(f"llvm.extractvalue {sums[atom]}[{index + e}] : {self.struct}") for e in (0, 1)]
+                taken = {name: self.two(*each) for name, each in (columns[8 * piece + j] | whole[at]).items()}
+                pair = self.pair(xs, by_row[atom][half], taken)
+                if s.staging:
+                    packed.append(pair)
+                else:
+                    self.store(pair, rows[half], self.column_of(column, 8 * piece + j))
             if s.staging:
-                number, all_of_them = piece // 64 + atom * len(pieces), self.atoms * len(pieces)
-                running = 0 if number == 0 and all_of_them % s.staging else s.staging - 1
-                self.staged(packed, first, w.integer("addi", column, piece), (number % s.staging, running))
+                running = 0 if number == 0 and len(pieces) % s.staging else s.staging - 1
+                top = self.top_of(row, atom)
+                self.staged(packed, top, w.integer("addi", column, 64 * piece), (number % s.staging, running))
+
+    def top_of(self, row: str, atom: int) -> str:
+        """Return the first of 64 rows."""
+        w = self.w
+        mine = w.constant(0) if self.s.turns else w.integer("muli", self.group, self.atoms * ROWS)
+        return w.integer("addi", w.integer("addi", row, mine), atom * ROWS)
+
+    def rows_of(self, row: str, atom: int) -> list[str]:
+        """Return the two rows of 64 of which a thread has sums."""
+        w = self.w
+        top = w.integer("addi", self.top_of(row, atom), self.my_row)
+        return [w.integer("addi", top, 8 * half) for half in (0, 1)]
+
+    def column_of(self, column: str, eighth: int) -> str:
+        """Return the first of a thread's two columns of eight."""
+        w = self.w
+        return w.integer("addi", w.integer("addi", column, self.my_column), 8 * eighth)
 
     def inside(self, rows: str | None, columns: str | None) -> str:
         """Return the condition that a row and a pair of columns exist, or "" where those of all tiles do."""
@@ -509,37 +533,36 @@ class _HopperWriter:
                 found[value.argument] = self.one(self.read(value, self.w.constant(0), "", 1), value.dtype)
         return found
 
-    def column_loads(self, column: str) -> list[dict[int, tuple[str, str]]]:
+    def column_loads(self, column: str) -> list[Bits]:
         """Return, for each 8 columns of a tile, what is read of inputs that have one number for each column: it comes
         while the products run."""
-        w, found = self.w, []
-        inputs = [value for value in self.e.inputs if value.axes == (1,)]
+        inputs, found = [value for value in self.e.inputs if value.axes == (1,)], list[Bits]()
         for at in range(0, self.s.columns, 8) if inputs else ():
-            place = w.integer("addi", w.integer("addi", column, self.my_column), at)
+            place = self.column_of(column, at // 8)
             exists = self.inside(None, place)
             found.append({v.argument: (self.read(v, place, exists, 2, early=True), v.dtype) for v in inputs})
         return found or [{} for _ in range(self.s.columns // 8)]
 
-    def pair(
-        self,
-        sums: Sequence[str],
-        place: tuple[str, str],
-        by_row: dict[int, str],
-        by_column: dict[int, list[str]],
-    ) -> list[str]:
+    def whole_loads(self, row: str, column: str, piece: tuple[int, int]) -> list[Bits]:
+        """Return, for the 16 pairs of numbers that a thread has of 64 x 64, what is read of inputs that have one number
+        for each result."""
+        w, inputs = self.w, [value for value in self.e.inputs if value.axes == (0, 1)]
+        if not inputs:
+            return [{} for _ in range(16)]
+        rows, found = self.rows_of(row, piece[0]), list[Bits]()
+        for at in range(16):
+            place = rows[at % 2], self.column_of(column, 8 * piece[1] + at // 2)
+            index = w.integer("addi", w.integer("muli", place[0], self.p.n), place[1])
+            exists = self.inside(*place)
+            found.append({v.argument: (self.read(v, index, exists, 2, early=True), v.dtype) for v in inputs})
+        return found
+
+    def pair(self, sums: Sequence[str], by_row: dict[int, str], others: dict[int, list[str]]) -> list[str]:
         """Return two neighbours of the result."""
-        w = self.w
-        whole = {}
-        for value in self.e.inputs:
-            if value.axes == (0, 1):
-                index = w.integer("addi", w.integer("muli", place[0], self.p.n), place[1])
-                whole[value.argument] = self.two(self.read(value, index, self.inside(*place), 2), value.dtype)
-        made = []
-        for e, x in enumerate(sums):
-            taken = {at: by_row[at] for at in by_row}
-            taken |= {at: each[e] for at, each in (by_column | whole).items()}
-            made.append(self.computed(x, taken))
-        return made
+        return [
+            self.computed(x, by_row | {argument: each[e] for argument, each in others.items()})
+            for e, x in enumerate(sums)
+        ]
 
     def computed(self, x: str, taken: dict[int, str]) -> str:
         """Write the epilogue of one number."""
