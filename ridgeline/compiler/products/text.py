@@ -64,7 +64,8 @@ def axes(value: GraphValue, m: int, n: int) -> tuple[int, ...]:
 def product_text(spec: ProductSpec, *, elementary: bool = False) -> str:
     """Return `product(left, right, inputs of the epilogue…) -> result`.
 
-    elementary: exponentials are polynomials (elementary.py); else they stay operations, for which a target has its own.
+    elementary: exponentials are polynomials, and bits say how numbers are rounded (elementary.py); else they stay
+    operations, for which a target has its own.
     """
     m, n = spec.m, spec.n
     body = spec.epilogue
@@ -124,8 +125,11 @@ def _node(
         lines.append(f"{name}_{len(lines)} = {made}")
         return f"{name}_{len(lines) - 1}"
 
+    from_ = TAKEN[node.values[0].tensor.dtype]
     if node.op in ("exp", "tanh") and not elementary:
         made = emit(f"math.{node.op} %x0 : {element}")
+    elif node.op == "cast" and not elementary and {from_, element} == {"bf16", "f32"}:
+        made = emit(f"arith.{'truncf' if element == 'bf16' else 'extf'} %x0 : {from_} to {element}")
     else:
         made = computation(node, [f"%x{at}" for at in range(len(node.values))], OperationWriter(emit))
     yield from (f"  {line}" for line in lines)
