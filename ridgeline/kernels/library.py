@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.kernels.attention.paged import library_ops as _paged  # noqa: F401 (it registers)
+from ridgeline.kernels.base.errors import InvalidConfig
 from ridgeline.kernels.base.op import Op, Overrides, Platform
 from ridgeline.kernels.gemm.fp8 import library_ops as _fp8  # noqa: F401
 from ridgeline.kernels.gemm.int8 import library_ops as _int8  # noqa: F401
@@ -32,9 +33,16 @@ CAPTURED = {
 
 class CapturedOps(Ops):
     """The ops of a platform, of which those in `CAPTURED` are nodes of a graph. All are imported at once, since a graph
-    would end where one is first asked for."""
+    would end where one is first asked for.
+
+    Raise InvalidConfig for an override of one of these: a registered op takes the implementation of its device.
+    """
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
+        if fixed := sorted(set(overrides or {}) & CAPTURED.keys()):
+            raise InvalidConfig(
+                f"the registered op {fixed[0]} takes the implementation of its device; leave the override out."
+            )
         super().__init__(platform, overrides)
         for op in OPS.values():
             self.load(op)

@@ -148,6 +148,8 @@ def _run(config: FineTuneConfig, console: Console, replicas: TrainingReplicas) -
     learner = WeightLearner(base, config.method, config.lora, DTYPES[config.dtype], config.device, config.seed)
     if config.paged and config.device.type != "cuda":
         say("the optimizer's moments are in this machine's memory anyway, so --paged changes nothing on a CPU")
+    if config.offload and config.device.type != "cuda":
+        say("activations are in this machine's memory anyway, so --offload only takes time on a CPU")
     if config.recompute:
         recompute(learner.decoder)
     if config.offload:

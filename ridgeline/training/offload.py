@@ -76,7 +76,7 @@ class LayerRun:
 class OffloadedActivations:
     """The activations of a decoder's first layers, in the host's memory between their forward and backward pass.
 
-    share: of the layers, from 0 to 1; of five layers 0.5 are two. least: bytes of a piece of memory that travels.
+    share: of the layers, from 0 to 1; above 0 it is at least one. least: bytes of a piece of memory that travels.
     num_bytes: what the last forward pass sent to the host.
 
     Raise InvalidConfig for another share, and for a model that runs one layer at several places. On a CPU there is
@@ -88,8 +88,10 @@ class OffloadedActivations:
             raise InvalidConfig(f"the share of layers whose activations are offloaded is from 0 to 1, got {share!r}.")
         layers = list(decoder.layers)
         if len(set(layers)) < len(layers):
-            raise InvalidConfig("a model that runs one layer at several places keeps its activations on the device.")
-        self.count = int(share * len(layers))
+            raise InvalidConfig(
+                "the activations of a model that runs one layer at several places are not offloaded here."
+            )
+        self.count = max(1, round(share * len(layers))) if share else 0
         self.least, self.num_bytes = least, 0
         self._runs: list[LayerRun] = []
         self._stream: torch.cuda.Stream | None = None
@@ -177,6 +179,8 @@ class OffloadedActivations:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             _copy(run.back, run.pages)
+        for each in run.back:  # a backward pass may end early, while copies are under way
+            each.record_stream(self._stream)
         run.here = self._stream.record_event()
 
 

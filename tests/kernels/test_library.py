@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax, paged_attention_reference
+from ridgeline.kernels.base.errors import InvalidConfig
 from ridgeline.kernels.base.library import REGISTERED
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.fp8.library_ops import norm_fp8
@@ -123,6 +124,29 @@ def test_a_registered_op_is_what_its_schema_says(name: str) -> None:
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     narrow = any(getattr(each, "dtype", None) == torch.float8_e4m3fn for each in arguments)
     torch.library.opcheck(op, arguments, test_utils=checks[narrow:])  # the first cannot compare arguments in FP8
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("rms_norm", (drawn(T, M), drawn(M - 1), EPS)),
+        ("add_rms_norm", (drawn(T, M), drawn(T - 1, M), drawn(M), EPS)),
+        ("add_rms_norm_fp8", (drawn(T, M), drawn(T, M).double(), drawn(M), EPS, False)),
+        ("gated_activation", (drawn(T, 7), "silu")),
+        ("linear", (drawn(T, M), drawn(OUTPUTS, M - 1), None)),
+        ("int8_linear", (drawn(T, M), drawn(OUTPUTS, 33).to(torch.int8), drawn(OUTPUTS), None)),
+        ("fp8_linear", (drawn(T, M), drawn(OUTPUTS, M).to(torch.float8_e4m3fn), drawn(OUTPUTS), None, False)),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(name: str, given: tuple[Any, ...]) -> None:
+    """A kernel would read beyond their ends."""
+    with pytest.raises(ValueError, match=f"ridgeline::{name} takes .*, got "):
+        getattr(torch.ops.ridgeline, name)(*given)
+
+
+def test_an_override_of_a_registered_op_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="rms_norm takes the implementation of its device"):
+        CapturedOps(Platform(device_type="cpu"), {"rms_norm": "reference"})
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -73,3 +73,10 @@ def _chosen(op: Op[Any], device: torch.device) -> Any:
 def dense_like(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return empty dense memory of x's shape, or of another, in x's dtype or another."""
     return torch.empty(shape or x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def expect(fits: bool, op: str, wanted: str, *given: Tensor) -> None:
+    """Raise ValueError if tensors do not fit each other: kernels would read beyond their ends."""
+    if not fits:
+        shapes = ", ".join(f"{each.dtype} {tuple(each.shape)}".removeprefix("torch.") for each in given)
+        raise ValueError(f"{NAMESPACE}::{op} takes {wanted}, got {shapes}.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.base.library import Gradient, chosen, dense_like, library_op
+from ridgeline.kernels.base.library import Gradient, chosen, dense_like, expect, library_op
 from ridgeline.kernels.gemm.plain.op import LINEAR, in_three
 from ridgeline.kernels.small.activation.library_ops import gated_activation
 from ridgeline.kernels.small.norm.library_ops import rms_norm_of
@@ -36,6 +36,9 @@ def _fake(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 @library_op(fake=_fake, gradient=Gradient(_keep, _backward))
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Return `op.linear`."""
+    fits = x_TI.ndim == 2 and weight_OI.ndim == 2 and x_TI.shape[1] == weight_OI.shape[1]
+    fits &= bias_O is None or bias_O.shape == weight_OI.shape[:1]
+    expect(fits, "linear", "x [T, I], a weight [O, I] and a bias [O]", x_TI, weight_OI)
     return chosen(LINEAR, x_TI)(x_TI, weight_OI, bias_O).contiguous()
 
 

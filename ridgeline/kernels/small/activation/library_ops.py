@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.base.library import Gradient, chosen, dense_like, library_op
+from ridgeline.kernels.base.library import Gradient, chosen, dense_like, expect, library_op
 from ridgeline.kernels.small.activation.gradient import GATED_ACTIVATION_GRADIENT
 from ridgeline.kernels.small.activation.op import ACTIVATION, GATED_ACTIVATION
 
@@ -20,6 +20,8 @@ def activation(x_TF: Tensor, kind: str) -> Tensor:
 @library_op(fake=lambda x_T2F, dy_TF, kind: dense_like(x_T2F))
 def gated_activation_gradient(x_T2F: Tensor, dy_TF: Tensor, kind: str) -> Tensor:
     """Return the gradients of both halves."""
+    halves = (*dy_TF.shape[:-1], 2 * dy_TF.shape[-1])
+    expect(x_T2F.shape == halves, "gated_activation_gradient", "x twice as wide as its gradient", x_T2F, dy_TF)
     return chosen(GATED_ACTIVATION_GRADIENT, x_T2F)(x_T2F.contiguous(), dy_TF.contiguous(), kind)
 
 
@@ -40,4 +42,5 @@ def _fake(x_T2F: Tensor, kind: str) -> Tensor:
 @library_op(fake=_fake, gradient=Gradient(_keep, _backward))
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     """Return `op.gated_activation`."""
+    expect(x_T2F.shape[-1] % 2 == 0, "gated_activation", "two halves of equal width", x_T2F)
     return chosen(GATED_ACTIVATION, x_T2F)(x_T2F, kind).contiguous()

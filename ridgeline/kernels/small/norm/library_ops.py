@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.library import Gradient, chosen, dense_like, library_op
+from ridgeline.kernels.base.library import Gradient, chosen, dense_like, expect, library_op
 from ridgeline.kernels.small.norm.gradient import RMS_NORM_GRADIENT
 from ridgeline.kernels.small.norm.op import LAYER_NORM, RMS_NORM
+
+
+def _check(op: str, x_TM: Tensor, residual_TM: Tensor | None, *weights: Tensor) -> None:
+    fits = x_TM.ndim > 0 and all(each.shape == x_TM.shape[-1:] for each in weights)
+    fits &= residual_TM is None or (residual_TM.shape == x_TM.shape and residual_TM.dtype == x_TM.dtype)
+    residuals = () if residual_TM is None else (residual_TM,)
+    expect(fits, op, "x, a residual like x, and weights of its last dimension", x_TM, *residuals, *weights)
 
 
 def _fake_gradient(
@@ -23,6 +30,8 @@ def rms_norm_gradient(
     dy_TM: Tensor, ds_TM: Tensor | None, sum_TM: Tensor, weight_M: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the sum and of the weight."""
+    _check("rms_norm_gradient", sum_TM, None, weight_M)
+    expect(dy_TM.shape == sum_TM.shape, "rms_norm_gradient", "a gradient like the sum", dy_TM, sum_TM)
     ds_TM = None if ds_TM is None else ds_TM.contiguous()
     return chosen(RMS_NORM_GRADIENT, sum_TM)(dy_TM.contiguous(), ds_TM, sum_TM.contiguous(), weight_M, eps)
 
@@ -40,6 +49,7 @@ def _alone_backward(ctx: Any, dy_TM: Tensor) -> tuple[Tensor | None, ...]:
 @library_op(fake=lambda x_TM, weight_M, eps: dense_like(x_TM), gradient=Gradient(_keep_alone, _alone_backward))
 def rms_norm(x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
     """Return `op.rms_norm`'s y without a residual."""
+    _check("rms_norm", x_TM, None, weight_M)
     return chosen(RMS_NORM, x_TM)(x_TM, None, weight_M, eps)[0].contiguous()
 
 
@@ -64,6 +74,7 @@ def _fake_sum(x_TM: Tensor, residual_TM: Tensor, *_: object) -> tuple[Tensor, Te
 @library_op(fake=_fake_sum, gradient=Gradient(_keep_sum, _sum_backward))
 def add_rms_norm(x_TM: Tensor, residual_TM: Tensor, weight_M: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return `op.rms_norm`'s (y, s) with a residual."""
+    _check("add_rms_norm", x_TM, residual_TM, weight_M)
     y_TM, s_TM = chosen(RMS_NORM, x_TM)(x_TM, residual_TM, weight_M, eps)
     return y_TM.contiguous(), s_TM.contiguous()
 
@@ -71,6 +82,7 @@ def add_rms_norm(x_TM: Tensor, residual_TM: Tensor, weight_M: Tensor, eps: float
 @library_op(fake=lambda x_TM, *_: dense_like(x_TM))
 def layer_norm(x_TM: Tensor, weight_M: Tensor, bias_M: Tensor, eps: float) -> Tensor:
     """Return `op.layer_norm`'s y without a residual. It has no gradient."""
+    _check("layer_norm", x_TM, None, weight_M, bias_M)
     return chosen(LAYER_NORM, x_TM)(x_TM, None, weight_M, bias_M, eps)[0].contiguous()
 
 
@@ -79,6 +91,7 @@ def add_layer_norm(
     x_TM: Tensor, residual_TM: Tensor, weight_M: Tensor, bias_M: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return `op.layer_norm`'s (y, s) with a residual. It has no gradient."""
+    _check("add_layer_norm", x_TM, residual_TM, weight_M, bias_M)
     y_TM, s_TM = chosen(LAYER_NORM, x_TM)(x_TM, residual_TM, weight_M, bias_M, eps)
     return y_TM.contiguous(), s_TM.contiguous()
 
