@@ -188,10 +188,12 @@ def check_compiled(spec: LayerSpec) -> None:
 def compile_layers(decoder: Decoder, programs: LayerPrograms) -> None:
     """Let the layers of a decoder run the programs of their kinds, which are made at their first call.
 
-    Raise InvalidConfig for a layer that is not compiled, or a decoder that is divided over ranks.
+    Raise InvalidConfig for a layer that is not compiled, or a decoder that is divided over ranks or streamed.
     """
     if decoder.tp.size > 1:
         raise InvalidConfig("a decoder that is divided over ranks is not compiled layer by layer.")
+    if decoder.streamed is not None:
+        raise InvalidConfig("a decoder whose layers come from the host's memory is not compiled layer by layer.")
     layers = [each for each in decoder.layers if isinstance(each, Layer)]
     if len(layers) < len(decoder.layers):
         raise InvalidConfig("the decoder's layers are not plain ones; it may be compiled already.")

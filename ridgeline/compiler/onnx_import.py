@@ -64,7 +64,7 @@ class OnnxFunction:
             raise InvalidConfig(f"reading ONNX needs the package onnx; install it: {EXTRA}.") from error
         try:
             model = onnx.load(str(file))
-            onnx.checker.check_model(model)
+            onnx.checker.check_model(str(file))  # by its path: a message of more than 2 GiB is not checked
         except (OSError, DecodeError, onnx.checker.ValidationError) as error:
             raise InvalidConfig(f"{str(file)!r} is no ONNX model that can be read ({error}).") from error
         opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)

@@ -153,7 +153,7 @@ def test_a_network_of_torch_is_read_and_its_chains_are_kernels(tmp_path: Path) -
     torch.testing.assert_close(program(x)[0], net(x))
 
 
-@pytest.mark.few(1)
+@pytest.mark.dealt
 @pytest.mark.parametrize(("family", "opset"), [("llama", 23), ("gpt2", 18)])
 def test_a_decoder_that_was_exported_comes_back(family: str, opset: int, tmp_path: Path) -> None:
     write(family, tmp_path)
