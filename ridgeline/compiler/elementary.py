@@ -5,8 +5,9 @@
 * tanh x: an odd polynomial up to |x| = 0.625, and beyond 1 - 2 / (e^2|x| + 1) with the sign of x.
 * On NVIDIA's GPUs e^x is 2^(x · log2 e) by the instruction for powers of two, with the rounding error of the product
   made good. Results below 2^-126 are 0. A quotient is right to two units in the last place.
-* Where all that a kernel writes has 16 bits, what is far below their rounding is left out on GPUs: the correction of
-  e^x (22 units in the last place of float32 at most, 2^-18), and tanh is the instruction for it (2^-11), for bfloat16.
+* Where all that a kernel writes has 16 bits, GPUs are spared what is far below their rounding: the correction of e^x
+  (22 units in the last place of float32 at most, 2^-18), tanh is the instruction for it (2^-11) if the 16 bits are
+  bfloat16, and a quotient by a number of the row is a product with its reciprocal.
 
 Coefficients are those of Cephes' expf and tanhf. The largest error on CPUs is 2 units in the last place; a test
 measures it.
@@ -21,6 +22,7 @@ EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.666
 TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 SMALL = 0.625  # where the polynomial of tanh ends
 LOWEST, HIGHEST = -104.0, 89.0  # beyond them e^x is 0 and inf in float32
+SHORT = 11  # significant bits of what a kernel of 16-bit numbers writes
 LOG2_E = 1.4426950408889634
 LOG2_E_HIGH = 1.44269502162933349609375  # the float32 next to it
 LN_2 = 0.6931471805599453
@@ -157,7 +159,7 @@ def select(w: OperationWriter, where: str, a: str, b: str, element: str) -> str:
 
 def _power(w: OperationWriter, x: str) -> str:
     """Return e^x by the instruction for powers of two."""
-    if w.bits <= 11:
+    if w.bits <= SHORT:
         return w.instruction("power", w.op("arith.mulf", x, w.number(LOG2_E)))
     inside = w.op("arith.minimumf", w.op("arith.maximumf", x, w.number(LOWEST)), w.number(HIGHEST))
     log2_e = w.number(LOG2_E_HIGH)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.compiler.elementary import OperationWriter
+from ridgeline.compiler.elementary import SHORT, OperationWriter, quotient
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph
 from ridgeline.compiler.linalg import LoopDomain, computation, literal
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS, TAKEN
@@ -142,6 +142,7 @@ class LaneWriter:
         self.makers = {each.result: each for each in self.body.nodes}
         self.phase = _phases(self.body)
         self.lines: list[str] = []
+        self.reciprocals: dict[GraphValue, str] = {}
         self.names: dict[tuple[GraphValue, int], str] = {}
         self.counter = 0
         self.indent = "    "
@@ -402,9 +403,28 @@ class LaneWriter:
                 name = self.emit(f"vector.broadcast {name} : {element} to vector<{self.width}x{element}>")
             operands.append(name)
         width = self.width if self.type(node.result).startswith("vector") else 1
+        if (reciprocal := self.reciprocal(node)) is not None:
+            kind = self.type(node.result)
+            if kind.startswith("vector"):
+                reciprocal = self.emit(f"vector.broadcast {reciprocal} : f32 to {kind}")
+            self.names[node.result, at] = self.emit(f"arith.mulf {operands[0]}, {reciprocal} : {kind}")
+            return
         self.names[node.result, at] = computation(
             node, operands, OperationWriter(self.emit, width, self.machine, self.bits)
         )
+
+    def reciprocal(self, node: GraphNode) -> str | None:
+        """Return the reciprocal of a row's number by which a node divides columns, if that is precise enough."""
+        short = self.machine == "nvidia" and self.bits <= SHORT and self.schedule.vectors
+        if node.op != "div" or not short or not self.is_wide(node.result) or len(node.values) < 2:
+            return None
+        by = node.values[1]
+        if self.is_wide(by) or not self.is_wide(node.values[0]) or by.tensor.dtype != torch.float32:
+            return None
+        if by not in self.reciprocals:
+            w = OperationWriter(self.emit, 1, self.machine, self.bits)
+            self.reciprocals[by] = quotient(w, w.number(1.0), self.names[by, 0])
+        return self.reciprocals[by]
 
     def held_phase(self, phase: int, reductions: list[GraphNode], valid: list[str]) -> None:
         for at in range(self.schedule.vectors):

@@ -85,8 +85,14 @@ def gate(x: Tensor, w: Tensor) -> Tensor:
     return (x * w).sum(-1, keepdim=True) * 0.125 - x.amax(-1, keepdim=True)
 
 
+def sum_and_norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A kernel with two outputs."""
+    h = x + w
+    return rms_norm(h, w), h
+
+
 CHAINS: tuple[Chain, ...] = (silu_and_multiply, gelu_and_add, softmax, rms_norm, layer_norm, softmax_norm_silu)
-CHECKED: tuple[Chain, ...] = (*CHAINS, all_functions, masked_softmax, gate)
+CHECKED: tuple[Chain, ...] = (*CHAINS, all_functions, masked_softmax, gate, sum_and_norm)
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> dict[str, float]:
@@ -181,19 +187,25 @@ def check(store: ArtifactStore, device: str) -> list[str]:
         name = f"{getattr(chain, '__name__', chain)} {shape} {dtype} rounded as {rounding}"
         try:
             program = program_of(chain, x, w, target, rounding)
-            (made,), expected = program(x, w), chain(x, w)
-            wide = chain(x.double(), w.double()).to(dtype)
-            # by the size of the row, since sums and differences have errors of it; torch's own error counts too
-            scale = expected.double().abs().amax(-1, keepdim=True).clamp_min(1)
-            bound = BOUNDS[dtype] * scale + 2 * (expected.double() - wide.double()).abs()
-            apart = (made.double() - (wide if rounding == "float32" else expected).double()).abs()
-            if not bool((apart <= bound).all()) or made.dtype != expected.dtype:
-                wrong.append(f"{name}: {(apart / bound).max().item():.2g} times the bound")
-            elif program.fallbacks or not program.num_kernels:
+            results = program(x, w), _outputs(chain(x, w)), _outputs(chain(x.double(), w.double()))
+            for made, expected, exact in zip(*results, strict=True):
+                wide = exact.to(dtype)
+                # by the size of the row, since sums and differences have errors of it; torch's own error counts too
+                scale = expected.double().abs().amax(-1, keepdim=True).clamp_min(1)
+                bound = BOUNDS[dtype] * scale + 2 * (expected.double() - wide.double()).abs()
+                apart = (made.double() - (wide if rounding == "float32" else expected).double()).abs()
+                both = made.isnan() & expected.isnan()
+                if not bool(((apart <= bound) | both).all()) or made.dtype != expected.dtype:
+                    wrong.append(f"{name}: {(apart / bound).max().item():.2g} times the bound")
+            if program.fallbacks or not program.num_kernels:
                 wrong.append(f"{name}: {program.num_kernels} kernels, {program.fallbacks} by torch")
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     return wrong
+
+
+def _outputs(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
 
 
 def carry(folder: Path, target: str, shapes: Sequence[tuple[int, int]], swept: bool) -> int:
