@@ -173,7 +173,7 @@ def check_numbers(network: nn.Module, folder: Path) -> None:
     names, found = list[str](), list[Tensor]()
     for name, module in network.named_modules():
         for filling in getattr(module, "fillings", ()):
-            if (numbers := _floats_of(filling)) is not None:
+            if (numbers := _floats_of(filling)) is not None and numbers.numel():
                 names.append(name)  # NaN is 0x7f, the largest int8, or 0xff, the largest uint8
                 largest = numbers.view(torch.int8).amax() == 127, numbers.view(torch.uint8).amax() == 255
                 found.append(largest[0] | largest[1])
