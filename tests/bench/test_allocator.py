@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ridgeline_bench.profile.allocations import Moment, fragments, thinned, timeline
@@ -13,7 +16,13 @@ from ridgeline_bench.scripts.allocator.model import (
     block_bytes,
     segment_bytes,
 )
-from ridgeline_bench.scripts.allocator.page import rules_table, step_table
+from ridgeline_bench.scripts.allocator.page import (
+    calls_table,
+    rules_table,
+    server_table,
+    sizes_table,
+    step_table,
+)
 from ridgeline_bench.scripts.allocator.rules import model_lines
 from ridgeline_bench.scripts.allocator.scenarios import SCENARIOS, SETTINGS, walk
 
@@ -44,6 +53,7 @@ def test_a_freed_block_waits_for_the_stream_that_uses_it() -> None:
     model.use("x")
     model.free("x")
     assert (model.held().allocated, model.held().free) == (0, 0)
+    assert model.held().requested == 32 * MIB, "as torch counts it"
     model.allocate("too early", 32 * MIB)
     model.synchronize()
     assert (model.held().free, model.mallocs) == (0, 2), "torch asks the stream's event when it needs memory"
@@ -138,3 +148,12 @@ def test_tables_of_the_page_are_made_of_stored_lines() -> None:
     }  # fmt: skip
     half = step | {"share": 0.5, "peak_reserved": 30e9, "sent": 10e9, "seconds": 0.6}
     assert "| 2 | `native` | 50% | 30.0 | 30.0 | 25% | 10.0 | 600 | 0 |" in step_table([step, half])
+
+
+def test_the_page_has_the_tables_of_what_is_stored() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/allocator.md").read_text()
+    stored = (root / "benchmarks/results/h200-allocator.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in stored]
+    for table in (rules_table, sizes_table, calls_table, server_table, step_table):
+        assert table(lines) in page

@@ -202,7 +202,7 @@ class CachingModel:
         """Return what is held now."""
         free = [block.size for block in self._blocks() if block.free]
         return Held(
-            requested=sum(block.request for block in self.taken.values()),
+            requested=sum(block.request for block in (*self.taken.values(), *self.waiting)),
             allocated=sum(block.size for block in self.taken.values()),
             reserved=self.reserved,
             mallocs=self.mallocs,
