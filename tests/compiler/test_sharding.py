@@ -26,7 +26,7 @@ from ridgeline.compiler.sharding.passes import ShardingSteps, sharded
 from ridgeline.compiler.sharding.products import divided
 from ridgeline.compiler.sharding.reshard import moved, steps
 from ridgeline.compiler.sharding.run import assembled, simulated
-from ridgeline.compiler.sharding.trace import TracedModule, traced_gradients, traced_module
+from ridgeline.compiler.sharding.trace import TracedModule, exported, traced_gradients, traced_module
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.parallel.mesh import Mesh
 from tests.parallel.divided import TOKENS, loaded, logits
@@ -242,6 +242,31 @@ def test_a_decoder_is_divided_as_by_hand(family: str, tp: int, tiny_model: Calla
         assert sum(ours.values()) > 20
 
 
+@pytest.mark.dealt
+def test_a_decoder_of_transformers_is_divided_by_a_few_annotations() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 96}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=4)).eval()
+    ids = torch.arange(32).view(2, 16)
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = exported(model, [ids], use_cache=False)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.model(ids, use_cache=False).logits
+
+    few = {"*.q_proj.weight": "tp,-", "*.gate_proj.weight": "tp,-", "*embed_tokens*": "tp,-", "*lm_head*": "tp,-"}
+    traced = traced_module(Scores(), [ids])
+    for mesh, more in (("tp=4", {}), ("dp=2,tp=2", {"input 0": "dp,-"})):
+        made = sharded(traced, MeshShape.parsed(mesh), {**few, **more}, ["dp,-,-" if more else None])
+        close(run(traced, made, [ids])[0], model(ids).logits)
+        assert kinds(made) == {"all_reduce": 3, "all_gather": 1}
+
+
 def test_what_does_not_wait_is_computed_meanwhile() -> None:
     class Apart(nn.Module):
         def __init__(self) -> None:
@@ -265,10 +290,11 @@ def test_what_does_not_wait_is_computed_meanwhile() -> None:
     ("annotations", "said"),
     [
         ({"up.weight": "tp"}, "2 dimensions, and the annotation 1"),
-        ({"up.weight": "xp,-"}, "no axis 'xp'; it has tp"),
+        ({"up.weight": "xp,-"}, "no axis 'xp'; it has dp, tp"),
         ({"up.weight": "tp,tp"}, "names an axis twice"),
         ({"up.weight": "tp:30/34,-"}, "4 ranks do not divide 30/34"),
         ({"up.weight": "tp:30/30,-"}, "60 together, and the dimension 64"),
+        ({"down.weight": "tp+dp,-"}, "stand in the mesh's order, dp, tp"),
         ({"input 0": "tp,-,-"}, "4 ranks do not divide 2"),
         ({"left.weight": "tp,-"}, "no tensor is called 'left.weight'"),
     ],
@@ -276,7 +302,7 @@ def test_what_does_not_wait_is_computed_meanwhile() -> None:
 def test_annotations_that_do_not_fit_are_refused(annotations: dict[str, str], said: str) -> None:
     traced = traced_module(Block(), [torch.randn(2, 16, 32)])
     with pytest.raises(InvalidConfig, match=said):
-        sharded(traced, MeshShape.parsed("tp=4"), annotations)
+        sharded(traced, MeshShape.parsed("dp=1,tp=4"), annotations)
 
 
 @pytest.mark.parametrize("text", ["", "tp", "tp=0", "tp=2,tp=2", "tp=x"])

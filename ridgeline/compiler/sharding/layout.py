@@ -146,6 +146,8 @@ def layout_of(text: str, shape: Sequence[int], mesh: MeshShape, name: str = "a t
             raise InvalidConfig(f"{said} the mesh has no axis {unknown[0]!r}; it has {', '.join(mesh.names)}.")
         if used & set(names) or len(set(names)) < len(names):
             raise InvalidConfig(f"{said} it names an axis twice.")
+        if mesh.ordered(names) != tuple(names):
+            raise InvalidConfig(f"{said} axes of one dimension stand in the mesh's order, {', '.join(mesh.names)}.")
         used |= set(names)
         if pieces and not all(piece.isdecimal() for piece in pieces.split("/")):
             raise InvalidConfig(f"{said} {pieces!r} are no sizes of segments; write them as 64/32/32.")
@@ -155,7 +157,7 @@ def layout_of(text: str, shape: Sequence[int], mesh: MeshShape, name: str = "a t
         ranks = mesh.of(*names)
         if any(each % ranks for each in segments or (size,)):
             raise InvalidConfig(f"{said} {ranks} ranks do not divide {pieces or size}.")
-        dims.append(DimDivision(mesh.ordered(names), segments if len(segments) > 1 and names else ()))
+        dims.append(DimDivision(tuple(names), segments if len(segments) > 1 and names else ()))
     return TensorLayout(tuple(dims))
 
 

@@ -69,7 +69,7 @@ def traced_gradients(module: nn.Module, inputs: Sequence[Tensor]) -> TracedModul
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
         loss = module(*given)
-        return (loss, *torch.autograd.grad(loss, parameters))
+        return (loss, *torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
     return traced(function, inputs, tensors_of(module))
 
@@ -110,7 +110,7 @@ class _KnownOps(TorchFunctionMode):
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         q, k, v, mask = (given.get(name) for name in names[:4])
         causal, scale = given.get("is_causal", False), given.get("scale")
-        if given.get("dropout_p") or q is None or k is None or v is None or q.dim() != 4:
+        if given.get("dropout_p") or q is None or k is None or v is None or q.dim() != 4 or len(q) != len(k):
             return func(*args, **kwargs)
         if torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v)):
             return plain_attention(q, k, v, mask, bool(causal), scale)
