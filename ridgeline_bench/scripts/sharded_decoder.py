@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def spec_of(folder: Path, layers: int, *, tiny: bool) -> ModelSpec:
     return replace(spec, layers=spec.layers[:layers])
 
 
+@cache
 def forms_of(spec: ModelSpec, rank: int, tokens: int, dtype: torch.dtype) -> DividedForms:
     traced, found = traced_decoder(spec, tokens, dtype=dtype), ShardingSteps()
     sharded(traced, MeshShape(((AXIS, RANKS),)), divisions(spec, RANKS, AXIS), steps=found)
