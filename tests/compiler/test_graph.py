@@ -11,6 +11,7 @@ from ridgeline.compiler.capture import GraphBuilder, capture
 from ridgeline.compiler.graph import GraphNode, GraphValue, InvalidGraph, OpGraph, TensorType, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
 from ridgeline.compiler.passes.fuse import fuse
+from ridgeline.compiler.program import CompiledProgram
 
 X = TensorType((4, 8), torch.float32)
 
@@ -100,3 +101,21 @@ def test_a_graph_that_writes_is_refused() -> None:
     module = torch.fx.symbolic_trace(lambda x: torch.ops.aten.add_.Tensor(x, x))
     with pytest.raises(InvalidGraph, match="functionalize the graph first"):
         capture(module)
+
+
+def test_a_sum_of_16_bits_that_several_groups_widen_is_still_written() -> None:
+    """As in a decoder's residual stream: one group normalizes it, and behind a call another adds to it."""
+    builder, half = GraphBuilder(), TensorType((4, 8), torch.bfloat16)
+    x, y = builder.input(half), builder.input(half)
+    wide = [builder.cast(each, torch.float32) for each in (x, y)]
+    s = builder.cast(builder.add("add", *wide), torch.bfloat16)
+    w = builder.cast(s, torch.float32)
+    first = builder.cast(builder.add("div", w, builder.add("sum", w, dims=1)), torch.bfloat16)
+    called = builder.call(half, torch.neg, (first,), {})
+    last = builder.add("exp", builder.add("add", w, builder.cast(called, torch.float32)))
+    graph = verify(fuse(verify(canonicalize(builder.done((last,))))))
+    assert [node.op for node in graph.nodes] == ["fused", "fused", "call", "fused"]
+    given = [torch.randn(4, 8).to(torch.bfloat16) for _ in range(2)]
+    total = (given[0].float() + given[1].float()).to(torch.bfloat16).float()
+    want = (total - (total / total.sum(-1, keepdim=True)).to(torch.bfloat16).float()).exp()
+    torch.testing.assert_close(CompiledProgram(graph)(*given)[0], want)

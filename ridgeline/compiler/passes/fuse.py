@@ -63,6 +63,18 @@ class _Places:
     order: dict[GraphNode, int]
     calls: dict[GraphNode, GraphNode | None]  # each with the next
     grouped: dict[GraphNode, NodeGroup] = field(default_factory=dict)
+    copied: dict[GraphNode, list[NodeGroup]] = field(default_factory=dict)  # the groups that have a node for themselves
+
+    def add(self, group: NodeGroup) -> None:
+        self.grouped.update((node, group) for node in group.nodes if node not in group.copies)
+        for node in group.copies:
+            self.copied.setdefault(node, []).append(group)
+
+    def needed(self, node: GraphNode) -> bool:
+        """True if a node's result is taken by more than groups that have a copy of it."""
+        groups = self.copied.get(node, [])
+        takers = self.takers.get(node.result, [])
+        return not groups or node.result in self.given or any(self.grouped.get(each) not in groups for each in takers)
 
     def after(self, node: GraphNode) -> Iterator[GraphNode]:
         """Yield the nodes that must wait for a node: those that take it, those of its group, and calls behind a call,
@@ -81,6 +93,7 @@ class _Places:
                 found += [each for each in self.takers[taker.result] if each not in group.nodes]
             elif taker not in group.nodes:
                 found.append(taker)
+            found += [other.nodes[0] for other in self.copied.get(taker, ()) if other is not group]
         return found
 
     def waits(self, group: NodeGroup, others: list[GraphNode]) -> bool:
@@ -113,12 +126,12 @@ def fuse(graph: OpGraph) -> OpGraph:
     )
     groups: dict[GraphNode, NodeGroup] = {}  # by root
     for root in reversed(graph.nodes):
-        if root in places.grouped or root.op not in (*POINTWISE, *REDUCTIONS):
+        if root in places.grouped or root.op not in (*POINTWISE, *REDUCTIONS) or not places.needed(root):
             continue
         group = _grown(root, places)
         if len(group.nodes) >= FEWEST and 0 not in group.domain:
             groups[root] = group
-            places.grouped.update((node, group) for node in group.nodes if node not in group.copies)
+            places.add(group)
     nodes = [
         _fused(groups[node], places) if node in groups else node
         for node in graph.nodes
