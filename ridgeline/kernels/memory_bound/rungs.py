@@ -21,7 +21,7 @@ BY_ROWS = ("softmax", "layer_norm", "rms_norm")
 FLOATS = ("vector_add", "transpose", "reduction")  # ops in float32
 THREADS = 256  # of a block, where the row does not decide
 MOST_THREADS, WARP, VECTOR = 1024, 32, 8  # VECTOR: numbers of 16 bits in 16 bytes
-MOST_CLUSTER = 8  # blocks; more are not portable
+PORTABLE_CLUSTER = 8  # blocks, which each GPU that has clusters takes; an H200 takes twice as many
 ONCE = "LDG.E.NA.128.CONSTANT"  # a load of 16 bytes that L1 does not keep
 
 
@@ -107,8 +107,8 @@ class MemoryRung:
         if not (self.kind == "cluster" or self.clusters) or vectors <= 4 * THREADS:
             return None
         each, least, ahead = self._cluster_block(vectors)
-        cluster = 2
-        while cluster < MOST_CLUSTER and vectors > cluster * each * least:
+        cluster, most = 2, 2 * PORTABLE_CLUSTER if self.op == "softmax" else PORTABLE_CLUSTER
+        while cluster < most and vectors > cluster * each * least:
             cluster *= 2
         cut = _of_warps(-(-vectors // cluster), each, ahead)
         if ahead > 1 and cut.threads > least:
@@ -121,7 +121,8 @@ class MemoryRung:
         The fastest of a sweep on an H200, of rows from 16,384 to 262,144 columns.
         """
         if not self.clusters:
-            return 4, THREADS, 0
+            narrow = self.op == "layer_norm" or vectors <= 2 * 4 * THREADS
+            return (4 if narrow else 8), THREADS, 0
         if self.op == "layer_norm":
             return 4, MOST_THREADS, self.ahead
         return (2, MOST_THREADS, self.ahead) if vectors <= 4 * MOST_THREADS else (4, MOST_THREADS // 2, 3)
@@ -162,11 +163,12 @@ def _norms(op: str) -> Iterator[MemoryRung]:
     )  # fmt: skip
     if not rms:
         yield MemoryRung(op=op, number=2, name="welford", kind="block", passes=2, needs=barriers)
-    vectors = (ONCE, "SHFL.BFLY", "STG.E.128")
     for number, name in ((3, "shuffles"), (4, "groups")):
         yield MemoryRung(
-            op=op, number=number, name=name, kind="registers", multiple=VECTOR, needs=vectors, defines=defines
+            op=op, number=number, name=name, kind="registers", multiple=VECTOR, defines=defines,
+            needs=("LDG.E.128", "SHFL.BFLY", "STG.E.128"),
         )  # fmt: skip
+    vectors = (ONCE, "SHFL.BFLY", "STG.E.128")
     stays = MemoryRung(
         op=op, number=5, name="synchronous", file="5_cp_async.cu", arch="sm_90", multiple=VECTOR, kind="stays",
         registers=128, needs=vectors, defines=defines,
@@ -218,7 +220,7 @@ RUNGS = (
     MemoryRung(op="softmax", number=2, name="online", kind="block", passes=2, needs=("LDS", "STS", "BAR")),
     MemoryRung(
         op="softmax", number=3, name="shuffles", kind="registers", multiple=VECTOR,
-        needs=(ONCE, "SHFL.BFLY", "STG.E.128"),
+        needs=("LDG.E.128", "SHFL.BFLY", "STG.E.128"),
     ),
     MemoryRung(
         op="softmax", number=4, name="cluster", arch="sm_90", kind="cluster", multiple=VECTOR, registers=64,

@@ -34,7 +34,7 @@ norms(const Element *x, const Element *weight, const Element *bias, Element *y, 
   for (int v = 0; v < VECTORS; ++v) {
     int at = vector_at<VECTORS>(v, 0);
     own[v] = {};
-    if (at < width) own[v] = load_once(x + (size_t)row * columns + at * 8);
+    if (at < width) own[v] = *reinterpret_cast<const Vector *>(x + (size_t)row * columns + at * 8);
   }
   float mean = 0, squares = 0;
   if (!RMS) {

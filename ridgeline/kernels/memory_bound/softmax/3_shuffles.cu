@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax(const Element *x, Ele
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
     int at = vector_at<VECTORS>(v, 0);
-    if (at < width) own[v] = load_once(x + (size_t)row * columns + at * 8);
+    if (at < width) own[v] = *reinterpret_cast<const Vector *>(x + (size_t)row * columns + at * 8);
   }
   Exponentials all = Exponentials::none();
 #pragma unroll
