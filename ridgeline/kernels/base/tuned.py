@@ -55,7 +55,15 @@ def tuned(op: str, shape: ShapeClass, gpu: GpuKind, *kinds: type) -> Any:
     Raises InvalidConfig if a user's own file is no tuned file, or one of another version.
     """
     kept = _table(gpu).get((op, shape))
-    return None if kept is None else _built(op, kept, kinds)
+    if kept is None:
+        return None
+    try:
+        return _built_once(kept, kinds)
+    except (KeyError, TypeError) as error:
+        raise InvalidConfig(
+            f"a tuned cut of {op} for {gpu.name} is {kept}, which this version does not know; tune again, or delete "
+            f"{path_of(gpu)}."
+        ) from error
 
 
 def knows(op: str, shape: ShapeClass, gpu: GpuKind) -> bool:
@@ -129,13 +137,6 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 def _key(line: Mapping[str, Any]) -> tuple[str, ShapeClass]:
     return str(line["op"]), ShapeClass(str(line["form"]), tuple(int(size) for size in line["sizes"]))
-
-
-def _built(op: str, kept: str, kinds: tuple[type, ...]) -> Any:
-    try:
-        return _built_once(kept, kinds)
-    except (KeyError, TypeError) as error:
-        raise InvalidConfig(f"a tuned cut of {op} is {kept}, which this version does not know; tune again.") from error
 
 
 @cache

@@ -102,7 +102,7 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
     block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
     if tokens > FEW_TOKENS or padded > MOST_EXPERTS or block > 16_384:
         return None
-    if tile == 1:
+    if tile == 1 and block <= MATRIX_BLOCK:  # wider rows were not timed so
         warps = max(1, min(8, block // 1024))
         return Few(4 if padded >= MANY_EXPERTS else 1, 1, block, 1, padded, warps, warps)
     short = tile == 8 and block <= 2048  # of which a warp takes more inputs, so that fewer have to meet
