@@ -45,8 +45,9 @@ class Fragments(NamedTuple):
     """How segments are used, in bytes.
 
     unused: in free blocks of segments that are in use, which no other process and no other stream can have. cached: in
-    segments without a block in use, which the allocator would give back. largest: the largest free block. padding: of
-    blocks beyond what was asked for.
+    segments without a block in use, which the allocator would give back. graphs: in such segments of private pools,
+    which captured graphs may write to as long as they live. largest: the largest free block. padding: of blocks beyond
+    what was asked for.
     """
 
     segments: int
@@ -54,6 +55,7 @@ class Fragments(NamedTuple):
     reserved: int
     unused: int
     cached: int
+    graphs: int
     largest: int
     padding: int
 
@@ -121,7 +123,7 @@ def fragments(segments: Iterable[Mapping[str, Any]]) -> Fragments:
     """Return how the segments of a snapshot are used."""
     found = [*segments]
     free = [
-        (block["size"], segment["allocated_size"] == 0)
+        (block["size"], "unused" if segment["allocated_size"] else _pool(segment))
         for segment in found
         for block in segment["blocks"]
         if block["state"] == "inactive"
@@ -130,8 +132,7 @@ def fragments(segments: Iterable[Mapping[str, Any]]) -> Fragments:
         segments=len(found),
         allocated=sum(each["allocated_size"] for each in found),
         reserved=sum(each["total_size"] for each in found),
-        unused=sum(size for size, idle in free if not idle),
-        cached=sum(size for size, idle in free if idle),
+        **{where: sum(size for size, found in free if found == where) for where in ("unused", "cached", "graphs")},
         largest=max((size for size, _ in free), default=0),
         padding=sum(
             block["size"] - block.get("requested_size", block["size"])
@@ -140,3 +141,8 @@ def fragments(segments: Iterable[Mapping[str, Any]]) -> Fragments:
             if block["state"] == "active_allocated"
         ),
     )
+
+
+def _pool(segment: Mapping[str, Any]) -> str:
+    """Return "cached" for a segment of the pool that all share, "graphs" for one of a private pool."""
+    return "cached" if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0) else "graphs"

@@ -134,8 +134,10 @@ def test_free_blocks_are_unused_or_cached() -> None:
         used = sum(size for state, size, _ in blocks if state == "active_allocated")
         return {"allocated_size": used, "total_size": sum(size for _, size, _ in blocks), "blocks": made}
 
-    found = fragments([segment(("active_allocated", 60, 50), ("inactive", 40, 0)), segment(("inactive", 100, 0))])
-    assert (found.unused, found.cached, found.largest, found.padding) == (40, 100, 100, 10)
+    of_a_graph = segment(("inactive", 50, 0)) | {"segment_pool_id": (0, 3)}
+    used, idle = segment(("active_allocated", 60, 50), ("inactive", 40, 0)), segment(("inactive", 50, 0))
+    found = fragments([used, idle, of_a_graph])
+    assert (found.unused, found.cached, found.graphs, found.largest, found.padding) == (40, 50, 50, 50, 10)
     assert found.fragmentation == 0.2
 
 
