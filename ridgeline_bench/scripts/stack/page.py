@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ridgeline_bench.scripts.experiments_page import Line, filled, grouped, markdown, newest, stored, wrapped
+from ridgeline_bench.scripts.stack.modes import PATTERNS
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "stack.md"
@@ -28,27 +29,26 @@ def breaks(lines: Sequence[Line]) -> list[str]:
 
 
 def _blocks(lines: Sequence[Line]) -> list[Line]:
-    return newest(lines, "case", "mode")
+    """Return what ran on a GPU."""
+    return newest((line for line in lines if line["machine"]["gpu"]), "case", "mode")
 
 
 def modes(lines: Sequence[Line]) -> list[str]:
-    """Return a table of the cases that ran in more than one mode: milliseconds, and where a mode loses to torch."""
-    rows = []
-    for group in grouped(_blocks(lines), "case"):
+    """Return a table of the cases that ran on a GPU: milliseconds, and where a mode loses to torch."""
+    rows, lines = [], _blocks(lines)
+    for group in grouped(lines, "case"):
         by = {line["mode"]: line for line in group}
-        if len(by) < 3:
-            continue
         best = min(by.values(), key=lambda line: line["ms"])["mode"]
         cells = []
         for mode in MODES:
             line = by.get(mode)
             text = "-" if line is None else f"{line['ms']:.3f}"
             cells.append(f"**{text}**" if mode == best else text)
-        loses = [mode for mode in MODES[1:] if mode in by and by[mode]["ms"] > by["torch"]["ms"]]
+        loses = [mode for mode in MODES[1:] if mode in by and by[mode]["ms"] > 1.05 * by["torch"]["ms"]]
         first = ", ".join(f"{by[mode]['first_s']:.1f}" for mode in MODES[1:] if mode in by)
         rows.append([group[0]["case"], *cells, first, ", ".join(loses) or "-"])
     machine = lines[-1]["machine"]
-    heads = ["case", *MODES, "first calls, s", "slower than torch"]
+    heads = ["case", *MODES, "first calls, s", "5 % slower than torch"]
     return [f"{machine['gpu']}, torch {machine['torch']}, {lines[-1]['date'][:10]}:", "", *markdown(heads, rows), ""]
 
 
@@ -105,16 +105,21 @@ def _ops(name: str) -> str:
 
 
 def patterns(lines: Sequence[Line]) -> list[str]:
-    rows = []
-    for group in grouped(_blocks(lines), "case"):
+    """Return a table of the patterns, on the machine on which they ran last."""
+    rows: list[list[str]] = []
+    own = newest((line for line in lines if line["case"] in PATTERNS), "case", "mode")
+    for group in grouped(own, "case"):
         by = {line["mode"]: line for line in group}
-        if set(by) != {"torch", "default"} or group[0]["case"].startswith(("Llama", "eight", "one")):
-            continue
-        line = by["default"]
-        kinds = ", ".join(line["kernels"].values()) or "none"
-        calls = ", ".join(line["calls"]) or "-"
-        rows.append([line["case"], kinds, calls, f"{by['torch']['ms']:.3f}", f"{line['ms']:.3f}"])
-    return [*markdown(["pattern", "kernels", "calls", "torch, ms", "default, ms"], rows), ""] if rows else []
+        if "default" in by:
+            names = ", ".join(_ops(name) for name in by["default"]["kernels"]) or "none"
+            calls = ", ".join(by["default"]["calls"]) or "-"
+            count = str(len(by["default"]["kernels"]))
+            rows.append([group[0]["case"], count, names, calls])
+    if not rows:
+        return []
+    machine = own[-1]["machine"]
+    where = f"{machine['gpu'] or machine['cpu'].rpartition(' x ')[0]}, {own[-1]['dtype']}, torch {machine['torch']}:"
+    return [where, "", *markdown(["pattern", "kernels", "ops fused", "calls of libraries"], rows), ""]
 
 
 def starts(lines: Sequence[Line]) -> list[str]:

@@ -98,7 +98,9 @@ def test_lengths_are_filled_up_to_powers_of_two_and_symbols_need_one_graph() -> 
 
 
 def test_a_mode_that_loses_to_torch_is_named() -> None:
-    common = {"case": "a", "machine": {"gpu": "G", "torch": "2"}, "date": "2026-11-29T00:00:00"}
+    common: dict[str, object] = {
+        "case": "a", "machine": {"gpu": "G", "torch": "2"}, "date": "2026-11-29T00:00:00",
+    }  # fmt: skip
     lines = [
         {**common, "mode": "torch", "ms": 1.0},
         {**common, "mode": "default", "ms": 2.0, "first_s": 3.0},
