@@ -95,20 +95,24 @@ CHAINS: tuple[Chain, ...] = (silu_and_multiply, gelu_and_add, softmax, rms_norm,
 CHECKED: tuple[Chain, ...] = (*CHAINS, all_functions, masked_softmax, gate, sum_and_norm)
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> dict[str, float]:
-    """Return the median seconds of each call; calls of one round follow each other."""
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, clock: str = "wall") -> dict[str, float]:
+    """Return the median seconds of each call; calls of one round follow each other. clock: "wall", "processor" (the time
+    that the process ran, which other processes do not lengthen by waiting) or "cuda"."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    timed = _on_gpu if device == "cuda" else _on_cpu
+    timed = _on_gpu if clock == "cuda" else partial(_on_cpu, CLOCKS[clock])
     for turn in range(rounds + 2):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
             times[name].append(timed(calls[name]))
     return {name: statistics.median(each[2:]) for name, each in times.items()}
 
 
-def _on_cpu(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+def _on_cpu(clock: Callable[[], float], call: Callable[[], Any]) -> float:
+    began = clock()
     call()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def _on_gpu(call: Callable[[], Any]) -> float:
@@ -149,7 +153,7 @@ def ways_of(chain: Chain, x: Tensor, w: Tensor, options: dict[str, Any]) -> dict
     return ways
 
 
-def measured(chain: Chain, x: Tensor, w: Tensor, rounds: int, options: dict[str, Any]) -> dict[str, float]:
+def measured(chain: Chain, x: Tensor, w: Tensor, options: dict[str, Any], rounds: int, clock: str) -> dict[str, float]:
     """Return milliseconds by way. Raise AssertionError if a way differs from torch, or, where it rounds once a kernel,
     from float64."""
     ways = ways_of(chain, x, w, options)
@@ -161,7 +165,7 @@ def measured(chain: Chain, x: Tensor, w: Tensor, rounds: int, options: dict[str,
     out = torch.empty_like(x)
     calls = {name: (lambda way=way: way(x, w)) for name, way in ways.items()}
     calls["copy"] = lambda: out.copy_(x)
-    return {name: 1e3 * each for name, each in in_turns(calls, rounds, x.device.type).items()}
+    return {name: 1e3 * each for name, each in in_turns(calls, rounds, clock).items()}
 
 
 def checked_cases() -> Iterator[tuple[Chain, tuple[int, int], torch.dtype, str]]:
@@ -320,6 +324,10 @@ def main() -> None:
         rounds=(15, "calls of each way"),
         dtypes=([OneOf(("float32", "bfloat16"))], "of the tensors"),
         device=(OneOf(("cpu", "cuda")), "where to run"),
+        clock=(
+            OneOf(("wall", "processor")),
+            "what times on a CPU are: processor leaves out waiting for other processes",
+        ),
         artifacts=(Path, "a folder with kernels"),
         carry=(Path, "fill this folder with kernels for the target, and measure nothing"),
         target=("sm_90", "for which to fill it"),
@@ -362,13 +370,20 @@ def _measure(a: Any) -> None:
         for name in a.dtypes:
             dtype = getattr(torch, name)
             x, w = (torch.randn(size, device=a.device).to(dtype) for size in ((a.rows, a.columns), (a.columns,)))
-            ms = measured(chain, x, w, a.rounds, options)
+            clock = a.clock if a.device == "cpu" else "cuda"
+            ms = measured(chain, x, w, options, a.rounds, clock)
             ways = ("torch", "inductor", "ridgeline", "ridgeline, rounded once", "copy")
             best = min(ms["ridgeline"], ms.get("ridgeline, rounded once", math.inf))
             shown = [f"{ms[way]:.3f}" if way in ms else "" for way in ways]
             called = getattr(chain, "__name__", "")
             table.add_row(called, name, *shown, f"{ms['inductor'] / best:.2f}", f"{100 * ms['copy'] / best:.0f}")
-            shape = {"rows": a.rows, "columns": a.columns, "threads": torch.get_num_threads(), "device": a.device}
+            shape = {
+                "rows": a.rows,
+                "columns": a.columns,
+                "threads": torch.get_num_threads(),
+                "device": a.device,
+                "clock": clock,
+            }
             keep(
                 a.output,
                 {**_machine(a), "workload": "compiled chain", "chain": called, "dtype": name, **shape, "ms": ms},
