@@ -96,8 +96,10 @@ CHECKED: tuple[Chain, ...] = (*CHAINS, all_functions, masked_softmax, gate, sum_
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, clock: str = "wall") -> dict[str, float]:
-    """Return the median seconds of each call; calls of one round follow each other. clock: "wall", "processor" (the time
-    that the process ran, which other processes do not lengthen by waiting) or "cuda"."""
+    """Return the median seconds of each call; calls of one round follow each other.
+
+    clock: "wall", "processor" (the time that this process ran, so that waiting for others does not count) or "cuda".
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     timed = _on_gpu if clock == "cuda" else partial(_on_cpu, CLOCKS[clock])
     for turn in range(rounds + 2):
