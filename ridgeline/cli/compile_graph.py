@@ -1,4 +1,4 @@
-"""`ridgeline compile-graph`: what the compiler makes of a function of tensors, stage by stage, and its machine code."""
+"""`ridgeline compile-graph`: a function of tensors after each stage of the compiler, and its machine code."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Target(Protocol):
         had."""
 
     def multiplies(self, product: ProductSpec) -> bool:
-        """Return whether a product with its epilogue is faster as one kernel than torch's with a kernel behind it."""
+        """Return True if a product with its epilogue is faster as one kernel than torch's with a kernel behind it."""
 
     def explain(self, node: GraphNode, told: Callable[[str, str], None]) -> None:
         """Call `told` with the name and the text of each stage from a fused node to machine code."""
