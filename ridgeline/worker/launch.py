@@ -31,7 +31,8 @@ class Launch(StepPart):
 
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
-        captured = step.ahead_T is None and not step.watched and not self._runs_by_lengths(plan)
+        captured = step.ahead_T is None and not step.watched
+        captured &= not (BY_LENGTHS and self._runs_by_lengths(plan))
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
         if graph is not None and graph.holds(step.given, step.places):
             graph.load(plan, step.given, step.places)
@@ -53,7 +54,7 @@ class Launch(StepPart):
         more than the host's time for launches. Ranks do not ask, as all of them must run alike."""
         rows, states = plan.rows, self._segments.states
         alone = self._segments.decoder.mesh.size == 1 and self._segments.proposer is None
-        if not BY_LENGTHS or not alone or rows.tokens_each == 1:
+        if not alone or rows.tokens_each == 1:
             return False
         return states.saved_by_lengths(rows.num_tokens_R, plan.kv_bound_R) > LAUNCHES * states.num_layers
 
