@@ -26,6 +26,7 @@ from ridgeline.core.errors import InvalidConfig
 
 MOST_SHAPES = 16  # programs of one graph
 ROUNDINGS = ("torch", "float32")
+PRODUCTS = ("torch", "joined")
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,24 @@ class CompilerOptions:
     """The options of `torch.compile(model, backend="ridgeline", options={…})`.
 
     rounding: "torch": numbers of 16 bits are rounded after each op, as torch does. "float32": once, where a kernel
-    writes them (passes/widen.py). artifacts: folders of machine code, searched behind this user's cache.
+    writes them (passes/widen.py). artifacts: folders of machine code, searched behind this user's cache. products: on
+    Hopper, "torch": torch's, with a kernel behind them; "joined": our own with their epilogues.
     """
 
     rounding: str = "torch"
     artifacts: tuple[Path, ...] = ()
+    products: str = "torch"
 
     def __post_init__(self) -> None:
+        if self.products not in PRODUCTS:
+            raise InvalidConfig(f"products is {self.products!r}; say {' or '.join(PRODUCTS)}.")
         if self.rounding not in ROUNDINGS:
             raise InvalidConfig(f"rounding is {self.rounding!r}; say {' or '.join(ROUNDINGS)}.")
 
     @classmethod
     def of(cls, named: Mapping[str, Any] | None) -> CompilerOptions:
         """Return the options of a dictionary. Raise InvalidConfig for a name that is none."""
-        known = {"rounding", "artifacts"}
+        known = {"rounding", "artifacts", "products"}
         if unknown := set(named or ()) - known:
             raise InvalidConfig(f"there is no option {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}.")
         given = dict(named or {})
@@ -140,8 +145,10 @@ def compile_graph(
     target = target or _target(module, options)
     graph = verify(capture(module, device or target.device))
     stages.after("capture", began, graph)
-    join: Callable[[OpGraph], OpGraph] = partial(products, worth=target.multiplies)
-    for name, each in {**options.passes, "products": join}.items():
+    passes = dict(options.passes)
+    if target.device == "cpu" or options.products == "joined":
+        passes["products"] = partial(products, worth=target.multiplies)
+    for name, each in passes.items():
         began = time.perf_counter()
         graph = verify(each(graph))
         stages.after(name, began, graph)

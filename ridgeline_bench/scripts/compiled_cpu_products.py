@@ -84,7 +84,7 @@ def searched(size: int, seconds: float) -> tuple[Found[CpuSchedule], dict[CpuSch
         return timer
 
     settings = SearchSettings(
-        measured=24, first=3, repeats=12, behind=1.25, seconds=seconds, generations=4, children=8, parents=3
+        measured=12, first=2, repeats=8, behind=1.2, seconds=seconds, generations=3, children=4, parents=2
     )
     cost = partial(predicted_cycles, sizes=(size, size, size))
     first = sorted(cpu_space(), key=cost)[: settings.measured]

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.compiler.artifacts import ArtifactStore
-from ridgeline.compiler.backend import compile_graph, decompositions
-from ridgeline.compiler.products.text import ProductSpec
+from ridgeline.compiler.backend import CompilerOptions, compile_graph, decompositions
 from ridgeline.compiler.program import CompiledProgram
 from ridgeline.compiler.targets import CudaTarget
 from ridgeline.core.errors import InvalidConfig
@@ -52,21 +51,14 @@ LAYERS: dict[Layer, tuple[tuple[int, ...], ...]] = {
 }  # shapes of what each takes; 0: as many rows as tokens
 
 
-class Unjoined(CudaTarget):
-    """Leaves products to torch."""
-
-    def multiplies(self, product: ProductSpec) -> bool:
-        return False
-
-
-def program_of(layer: Layer, inputs: list[Tensor], target: CudaTarget) -> CompiledProgram:
+def program_of(layer: Layer, inputs: list[Tensor], target: CudaTarget, products: str = "joined") -> CompiledProgram:
     """Return a layer's program, traced without Dynamo. The tensors may be fake ones."""
     from functorch.compile import aot_function, make_boxed_func
 
     made: list[CompiledProgram] = []
 
     def compiled(graph: torch.fx.GraphModule, _: object) -> Any:
-        made.append(compile_graph(graph, target=target))
+        made.append(compile_graph(graph, target=target, options=CompilerOptions(products=products)))
         return make_boxed_func(graph.forward)
 
     aot_function(layer, fw_compiler=compiled, decompositions=decompositions())(*inputs)
@@ -82,12 +74,12 @@ def carry(folder: Path, tokens: list[int]) -> int:
     """Compile the layers' kernels into a folder, and return how many it has."""
     from torch._subclasses import FakeTensorMode
 
-    for kind in (CudaTarget, Unjoined):
-        target = kind(TARGET, ArtifactStore([folder]))
+    target = CudaTarget(TARGET, ArtifactStore([folder]))
+    for products in ("joined", "torch"):
         for layer in LAYERS:
             for count in tokens:
                 with FakeTensorMode():
-                    for why in program_of(layer, inputs_of(layer, count, torch.empty), target).fallbacks:
+                    for why in program_of(layer, inputs_of(layer, count, torch.empty), target, products).fallbacks:
                         print(getattr(layer, "__name__", layer), count, why)
     return len(list(folder.glob("*.kernel")))
 
@@ -100,8 +92,8 @@ def measured(layer: Layer, tokens: int, folder: Path, *, inductor: bool) -> dict
         weight *= 0.02
     wanted = layer(*(each.double() for each in inputs))
     ways: dict[str, Callable[[], Any]] = {"torch": lambda: layer(*inputs)}
-    for name, kind in (("joined", CudaTarget), ("a kernel behind", Unjoined)):
-        program = program_of(layer, inputs, kind(TARGET, ArtifactStore([folder])))
+    for name, products in (("joined", "joined"), ("a kernel behind", "torch")):
+        program = program_of(layer, inputs, CudaTarget(TARGET, ArtifactStore([folder])), products)
         if program.fallbacks:
             raise InvalidConfig(f"{tokens} tokens, {name}: {program.fallbacks[0]}")
         ways[name] = lambda program=program: program(*inputs)[0]  # type: ignore[misc]

@@ -40,7 +40,7 @@ DEEPEST, FEWEST_COLUMNS, FEWEST_ROWS = 256, 64, 48  # of products whose epilogue
 
 
 def worth_on_cpu(product: ProductSpec) -> bool:
-    """Return whether a product with its epilogue is faster than torch's with a kernel behind it: oneDNN multiplies some
+    """Return True if a product with its epilogue is faster than torch's with a kernel behind it: oneDNN multiplies some
     tenth faster, and a kernel behind it reads and writes the result once more, so it is where K is small."""
     floats = product.dtype == product.out == torch.float32
     return floats and product.k <= DEEPEST and product.n >= FEWEST_COLUMNS and product.m >= FEWEST_ROWS

@@ -28,7 +28,7 @@ RECORDS = Path(__file__).with_name("hopper_schedules.json")  # what searches fou
 
 
 def worth_on_hopper(product: ProductSpec) -> bool:
-    """Return whether a product has a kernel that is as fast as torch's, so that its epilogue is what is saved."""
+    """Return True if a product has a kernel that is as fast as torch's, so that its epilogue is what is saved."""
     m, n, k = product.m, product.n, product.k
     halves = product.dtype == product.out == torch.bfloat16
     return halves and not n % MULTIPLE and not k % MULTIPLE and m * n * k >= FEWEST and m >= 64
