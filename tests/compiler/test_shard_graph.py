@@ -64,3 +64,8 @@ def test_mistakes_are_answered_in_a_sentence(
     ran = run_here("shard-graph", tiny_model("llama"), *asked)
     assert ran.returncode == 2
     assert re.search(said, ran.stderr), ran.stderr
+
+
+def test_a_mixture_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    ran = run_here("shard-graph", tiny_model("mixtral"), "--shard", "*.unembed.weight=tp,-")
+    assert (ran.returncode, "experts get rows by their scores" in ran.stderr) == (2, True)

@@ -17,6 +17,7 @@ from ridgeline.compiler.graph import GraphNode, OpGraph
 from ridgeline.compiler.sharding.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, MeshCollective
 from ridgeline.compiler.sharding.trace import TracedModule, tensors_of, traced_module
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -89,7 +90,11 @@ def traced_decoder(
     the parameters are token ids and positions, int64 [T].
 
     mesh: the part of a rank is traced, with its collectives as nodes.
+
+    Raises InvalidConfig for mixtures of experts, whose rows depend on values.
     """
+    if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
+        raise InvalidConfig("a mixture's experts get rows by their scores, which no graph of fixed shapes has.")
     with FakeTensorMode():
         decoder = Decoder(spec, TRACED_OPS, dtype=dtype, device=CPU, max_positions=tokens, mesh=mesh)
         decoder.prepare()
