@@ -21,7 +21,7 @@ SHAPE = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,\s]*)\]")
 
 @dataclass(frozen=True)
 class GraphFlags:
-    """What is compiled, and for what."""
+    """Options of a compilation."""
 
     target: Annotated[str, typer.Option(help="cpu, sm_80, sm_90 or gfx942.")] = "cpu"
     rounding: Annotated[

@@ -63,9 +63,10 @@ class ArtifactStore:
             with suppress(OSError):
                 folder = self.folders[0]
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-                    file.write(json.dumps(whole, sort_keys=True).encode() + b"\n" + code)
-                os.replace(file.name, folder / f"{key}.kernel")  # others see all of it or nothing
+                with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+                    file = Path(scratch) / key
+                    file.write_bytes(json.dumps(whole, sort_keys=True).encode() + b"\n" + code)
+                    os.replace(file, folder / f"{key}.kernel")  # others see all of it or nothing
         return KernelArtifact(code, whole)
 
 

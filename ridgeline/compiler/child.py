@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from weakref import WeakSet
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 
@@ -25,6 +26,17 @@ class CompilationFailed(RidgelineError):
     """A kernel was not compiled. The message says why."""
 
 
+_processes: WeakSet[CompilerProcess] = WeakSet()
+
+
+def _after_fork() -> None:
+    for each in _processes:
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class CompilerProcess:
     """The child, started when it is first needed. Threads take turns."""
 
@@ -32,6 +44,11 @@ class CompilerProcess:
         self._seconds, self._memory = seconds, memory
         self._turn = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
+        _processes.add(self)
+
+    def forget(self) -> None:
+        """Leave the child to the process that this one was forked from."""
+        self._turn, self._child = threading.Lock(), None
 
     def compile(self, text: str, target: str) -> str:
         """Return the machine code of a kernel's text. Raise InvalidConfig where a part of the compiler is missing, and

@@ -72,7 +72,7 @@ class CpuWriter(LaneWriter):
     # what is computed in which phase
 
     def _targets(self) -> dict[int, list[GraphValue]]:
-        """Return what each phase must compute of columns: what is reduced behind it, and what is written."""
+        """Return the values of columns that each phase must make: those reduced behind it, and those written."""
         last = max(self.phase.values(), default=0)
         return {
             phase: [

@@ -213,7 +213,7 @@ class LaneWriter:
         last = self.columns[-1] if self.columns else -1
         width = self.width if last in self.domain.has(value) else 1
         kind = f"vector<{width}x{element}>" if width > 1 else element
-        return element, kind, width * value.tensor.dtype.itemsize
+        return element, kind, min(width * value.tensor.dtype.itemsize, VECTOR_BYTES)
 
     def load(self, value: GraphValue, pointer: str, row: str, column: str) -> str:
         element, kind, bytes = self.moved(value)

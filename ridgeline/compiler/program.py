@@ -11,6 +11,7 @@ from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, replaced
 from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 from ridgeline.compiler.targets import CpuTarget, Target, told_once
 from ridgeline.core.errors import RidgelineError
+from ridgeline.kernels.cuda.driver import DriverError
 
 Step = Callable[[dict[Any, Any]], Sequence[Any]]  # of the values of a node's results
 
@@ -51,7 +52,11 @@ class CompiledProgram:
             inputs = [values[value].resolve_neg() for value in taken]
             inputs[matrices:] = [each.contiguous() for each in inputs[matrices:]]
             made = [torch.empty(each.shape, dtype=each.dtype, device=inputs[0].device) for each in types]
-            kernel(inputs, made)
+            try:
+                kernel(inputs, made)
+            except DriverError as error:  # a driver that does not take the code
+                told_once(str(error))
+                return plain_fused(node, values)
             return made
 
         return run

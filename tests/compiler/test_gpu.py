@@ -169,3 +169,16 @@ def test_code_for_amd_is_made(tmp_path: Path) -> None:
 def test_what_cannot_be_compiled_is_said_in_a_sentence(words: list[str], sentence: str) -> None:
     with pytest.raises(InvalidConfig, match=sentence):
         CliRunner().invoke(command_line("compile-graph"), ["compile-graph", *words], catch_exceptions=False)
+
+
+def test_a_forked_process_leaves_the_child_alone() -> None:
+    process = CompilerProcess()
+    with pytest.raises(CompilationFailed, match="MLIRError"):
+        process.compile("nothing", "sm_90")
+    child = process._child
+    process.forget()
+    process._end()
+    assert child is not None
+    assert child.poll() is None
+    child.kill()
+    child.communicate()
