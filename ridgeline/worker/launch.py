@@ -12,9 +12,6 @@ from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.segments import Segments
 from ridgeline.worker.step import DeviceStep, HostLengths, PlannedStep, StepPart
 
-BY_LENGTHS = False  # steps whose long rows are faster without a graph run so: not timed in an engine yet
-LAUNCHES = 200.0  # µs of a layer that the host takes to launch its ops one by one, beyond what the device needs
-
 
 class Launch(StepPart):
     """cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
@@ -32,7 +29,6 @@ class Launch(StepPart):
     def prepare(self, step: PlannedStep) -> None:
         plan, adapted = step.plan, bool(step.plan.rows.features & Feature.ADAPTER)
         captured = step.ahead_T is None and not step.watched
-        captured &= not (BY_LENGTHS and self._runs_by_lengths(plan))
         graph = self._graph_of(plan, self.graphs) if self.graphs is not None and captured else None
         if graph is not None and graph.holds(step.given, step.places):
             graph.load(plan, step.given, step.places)
@@ -48,15 +44,6 @@ class Launch(StepPart):
     def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:
         """Return the graph that a step replays, or None if it runs op by op."""
         return graphs.find(plan)
-
-    def _runs_by_lengths(self, plan: StepPlan) -> bool:
-        """Return True if a step is faster op by op, since the host knows its lengths then: what the device saves is
-        more than the host's time for launches. Ranks do not ask, as all of them must run alike."""
-        rows, states = plan.rows, self._segments.states
-        alone = self._segments.decoder.mesh.size == 1 and self._segments.proposer is None
-        if not alone or rows.tokens_each == 1:
-            return False
-        return states.saved_by_lengths(rows.num_tokens_R, plan.kv_bound_R) > LAUNCHES * states.num_layers
 
     def inputs(self, plan: StepPlan) -> DeviceInputs:
         """Return the plan's rows on the device, for a step that runs op by op."""

@@ -9,14 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from ridgeline.worker import graphs, launch
+from ridgeline.worker import graphs
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
-from ridgeline.worker.state import latent
-from ridgeline.worker.state.latent import PagedLatents
-from ridgeline.worker.state.states import DeviceRows
 from tests.driving import Rig, ask, rig
 from tests.test_speculation import Replayed
 from tests.test_token_masks import Alternating
@@ -99,38 +95,6 @@ def test_no_token_depends_on_when_graphs_are_captured(
     for outcomes in (got, again):
         for name, outcome in want.items():
             assert outcomes[name].tokens == outcome.tokens, name
-
-
-def test_steps_run_without_a_graph_where_known_lengths_save_more_than_launches_cost(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of latent attention that are expanded then."""
-    folder, saved, long = tiny_model("deepseek_v3"), list[bool](), list[int]()
-    with rig(folder, **LIMITS) as own:
-        want = own.run(*requests())
-
-    def saves(state: PagedLatents, num_tokens_R: np.ndarray, kv_bound_R: np.ndarray) -> float:
-        saved.append(bool(num_tokens_R.max() > 4))
-        return launch.LAUNCHES * own.runner.segments.states.num_layers + (1 if saved[-1] else 0)
-
-    def expands(rows: DeviceRows, mixer: object, arch: str) -> np.ndarray:
-        known = rows.num_tokens_R is not None
-        found = rows.num_tokens_R > 4 if rows.num_tokens_R is not None else np.zeros(len(rows.slots_R), bool)
-        long.append(int(found.sum()) if known else 0)
-        return found
-
-    monkeypatch.setattr(launch, "BY_LENGTHS", True)
-    monkeypatch.setattr(PagedLatents, "saved_by_lengths", saves)
-    monkeypatch.setattr(latent, "long_rows", expands)
-    with late(folder, monkeypatch) as (own, found):
-        got = own.run(*requests())
-        ran = {graph for graph in found._graphs.values() if graph.is_captured}
-        assert sum(graph.replays for graph in ran) > 0  # type: ignore[attr-defined]
-    assert not own.errors
-    assert sum(saved) == sum(count > 0 for count in long) > 2, "steps with such rows, and no others, knew their lengths"
-    assert not all(saved)
-    for name, outcome in want.items():
-        assert got[name].tokens == outcome.tokens, name
 
 
 def test_a_step_captures_no_bucket_but_its_own(

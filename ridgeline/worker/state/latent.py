@@ -19,7 +19,6 @@ Legend:
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +27,7 @@ from torch import Tensor
 
 from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.kernels.attention.expanded.cost import saved_microseconds
 from ridgeline.kernels.attention.latent.op import ITEM_QUERIES, LatentCache, LatentLevels
-from ridgeline.kernels.attention.paged.cost import MULTIPROCESSORS
 from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.attention.sparse.cost import worth_masking
 from ridgeline.kernels.attention.sparse.op import IndexCache
@@ -40,7 +37,7 @@ from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.layers.indexer import Index
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.buffer import StateMemory
-from ridgeline.worker.state.expanding import Expanding, expanding, expands, long_rows, without
+from ridgeline.worker.state.expanding import Expanding, expanding, long_rows, without
 from ridgeline.worker.state.states import DeviceRows, Verified
 
 
@@ -88,20 +85,6 @@ class PagedLatents:
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
         self.works = {mixer: self._work(mixer, rows, block_table_SC) for mixer in dict.fromkeys(self._mixers)}
-
-    def saved_by_lengths(self, num_tokens_R: np.ndarray, kv_bound_R: np.ndarray) -> float:
-        """Return the microseconds that long rows save where they are expanded: 0 but for widths that were timed."""
-        if self.ops.deterministic or self.ops.platform.arch != "sm_90":
-            return 0.0
-        saved = 0.0
-        for mixer, layers in Counter(self._mixers).items():
-            widths = {name: getattr(mixer, name) for name in ("num_heads", "key_dim", "value_dim", "rank")}
-            if mixer.indexer is None and (mixer.rank, mixer.key_dim, mixer.value_dim) == (512, 128, 128):
-                long_R = expands(num_tokens_R, kv_bound_R, mixer, self.ops.platform.arch)
-                rows = num_tokens_R[long_R], kv_bound_R[long_R]
-                each = saved_microseconds(*rows, **widths, multiprocessors=MULTIPROCESSORS) if long_R.any() else 0.0
-                saved += layers * each
-        return saved
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
         """Move the latents of a tree's nodes that stay behind each other, as `PagedKV` does."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -148,13 +148,6 @@ class GroupState(Protocol):
         """Return the object on which the group's `index`-th layer calls its operation."""
 
 
-@runtime_checkable
-class SavesByLengths(Protocol):
-    """A group that has a faster form for some rows, where the host knows their lengths."""
-
-    def saved_by_lengths(self, num_tokens_R: np.ndarray, kv_bound_R: np.ndarray) -> float: ...
-
-
 class States:
     """The states of all layers; `states[layer]` is given to that layer's mixer.
 
@@ -200,12 +193,6 @@ class States:
         self.live_T = live_T
         for group, table_SC, place_T in zip(self.groups, block_tables, places, strict=True):
             group.begin(rows, table_SC, place_T)
-
-    def saved_by_lengths(self, num_tokens_R: np.ndarray, kv_bound_R: np.ndarray) -> float:
-        """Return the microseconds that the device saves in a step of such rows, if it does not run as a captured graph,
-        which knows no lengths."""
-        found = (group for group in self.groups if isinstance(group, SavesByLengths))
-        return sum(group.saved_by_lengths(num_tokens_R, kv_bound_R) for group in found)
 
     def keep(self, verified: Verified, block_tables: Sequence[Tensor]) -> None:
         """Let the next step go on from the last tokens that the rows keep of the step that has begun last."""

@@ -17,10 +17,6 @@ from ridgeline.kernels.base.cost import Cost
 
 LEAST_TOKENS = 128  # of a row: fewer would leave most of a tile of queries idle
 EXPANDED_BYTES = 128 << 20  # of the keys and values that are made at once, and of the vectors gathered for them
-STEP_KEYS = 128  # of a step of a program, by which these are timed, in µs
-LATENT_STEP, LATENT_QUERIES = 7.7, 64  # of a program with so many queries of any heads, against latents
-EXPANDED_STEP, EXPANDED_QUERIES = 2.97, 128  # of one with so many queries of one head
-MADE_RATE = 5e8  # FLOPs a µs by which keys and values are made, their vectors gathered
 INDEX_BYTES, PLACE_BYTES = 8, 4  # of an index of torch, and of a place as it is kept
 
 
@@ -48,26 +44,6 @@ def fewer_flops(
     pairs of queries and keys, and so many cached tokens whose keys and values are made again. Arrays have an answer for
     each."""
     return (2 * rank * pace - (key_dim + value_dim)) * pairs > rank * (key_dim + value_dim) * before
-
-
-def saved_microseconds(
-    tokens_R: ArrayLike, kv_len_R: ArrayLike, *, num_heads: int, key_dim: int, value_dim: int, rank: int,
-    multiprocessors: int,
-) -> float:  # fmt: skip
-    """Return the microseconds that keys and values save Hopper in a layer, for one row or more that are worth them, as
-    an H200 was timed (docs/log/2026-11.md). It is rather too low than too high."""
-    tokens_R, kv_len_R = np.asarray(tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
-    steps_R = np.ceil(kv_len_R / STEP_KEYS)
-
-    def taken(pace: float, queries_R: np.ndarray) -> float:
-        programs_R = np.ceil(queries_R)
-        waves = np.ceil(programs_R.sum() / multiprocessors)
-        return pace * float(max(steps_R.max(), waves * (programs_R @ steps_R) / programs_R.sum()))
-
-    absorbed = taken(LATENT_STEP, tokens_R * num_heads / LATENT_QUERIES)
-    attended = taken(EXPANDED_STEP, np.ceil(tokens_R / EXPANDED_QUERIES) * num_heads)
-    made = 2.0 * rank * num_heads * (key_dim + value_dim) * float(kv_len_R.sum()) / MADE_RATE
-    return absorbed - attended - made
 
 
 def expanded_attention_cost(
