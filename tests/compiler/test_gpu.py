@@ -66,6 +66,7 @@ def inputs(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, w
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [*CHAINS, masked_softmax, gate])
 @pytest.mark.parametrize("shape", [(3, 7), (5, 96), (2, 1280)])
