@@ -10,13 +10,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from ridgeline.compiler.cpu import MachineCode, memory_descriptor, thread_pool
-from ridgeline.compiler.graph import GraphNode
+from ridgeline.compiler.graph import GraphNode, InvalidGraph
 from ridgeline.compiler.mlir import MlirModule
 from ridgeline.compiler.products.cpu_schedule import CpuSchedule
 from ridgeline.compiler.products.schedule import ANY, script_of
 from ridgeline.compiler.products.text import ProductSpec, product_text
 from ridgeline.compiler.products.tiled import tiled
 from ridgeline.compiler.products.vectors import VectorWriter
+from ridgeline.core.errors import RidgelineError
 
 TURNED = script_of(
     [
@@ -53,7 +54,12 @@ class CpuProducts:
         """Raises InvalidConfig and InvalidGraph where there is no kernel."""
         (m, k), n = node.values[0].tensor.shape, node.values[1].tensor.shape[1]
         self._spec = ProductSpec(m, n, k, node.attributes["body"], torch.float32, right_by_k=True)
-        self._made = {(True, True): CpuProduct(self._spec, CpuSchedule())}
+        try:
+            self._made = {(True, True): CpuProduct(self._spec, CpuSchedule())}
+        except RidgelineError:
+            raise
+        except Exception as error:  # of classes that MLIR and LLVM keep to themselves
+            raise InvalidGraph(f"the product of {m} x {k} x {n} has no kernel: {error}") from error
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """inputs: [m, k], [k, n] and what the epilogue reads. outputs: [m, n], which is written."""

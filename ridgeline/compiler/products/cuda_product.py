@@ -23,6 +23,7 @@ from ridgeline.kernels.cuda.driver import CudaDriver
 
 MAPPING = 2  # of what passes make of a text: a change gets another number
 FEWEST = 1 << 28  # products of numbers that a kernel is worth
+MOST = 1 << 31  # results: a kernel counts them in 32 bits
 MULTIPLE = 8  # of k and n: rows of matrices in 16 bits begin at multiples of 16 bytes
 RECORDS = Path(__file__).with_name("hopper_schedules.json")  # what searches found
 
@@ -31,7 +32,8 @@ def worth_on_hopper(product: ProductSpec) -> bool:
     """Return True if a product has a kernel that is as fast as torch's, so that its epilogue is what is saved."""
     m, n, k = product.m, product.n, product.k
     halves = product.dtype == product.out == torch.bfloat16
-    return halves and not n % MULTIPLE and not k % MULTIPLE and m * n * k >= FEWEST and m >= 64
+    fits = not n % MULTIPLE and not k % MULTIPLE and m >= 64 and m * n < MOST
+    return halves and fits and m * n * k >= FEWEST
 
 
 @cache
