@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.counters import counters, meeting
 from ridgeline.kernels.base.launch import compute_capability, launch_options, num_multiprocessors
-from ridgeline.kernels.base.tuned import GpuKind, tuned
+from ridgeline.kernels.base.tuned import GpuKind, remembered, tuned
 from ridgeline.kernels.base.weight_format import Activations
 from ridgeline.kernels.gemm.experts.combine import combine
 from ridgeline.kernels.gemm.experts.hopper_plans import (
@@ -159,11 +159,17 @@ def form_of_stack(weight: Matrices) -> str:
 
 def _plan(weight: Matrices, pairs: int, device: torch.device, *, gated: bool) -> Stream | Tiles:
     """Return the cut that was the fastest on this kind of GPU, or else the one that a rule gives."""
-    experts, outputs, inputs = shape_of(weight)
-    shape = class_of(form_of_stack(weight), pairs, experts, inputs, outputs // 2 if gated else outputs, gated=gated)
     gpu = GpuKind(compute_capability(device), num_multiprocessors(device))
-    found: Stream | Tiles | None = tuned("grouped_gate_up" if gated else "grouped_down", shape, gpu, Stream, Tiles)
+    found = _known(form_of_stack(weight), pairs, shape_of(weight), gated, gpu)
     return found or _by_rule(weight, pairs, gated=gated)
+
+
+@remembered
+def _known(form: str, pairs: int, shape: tuple[int, int, int], gated: bool, gpu: GpuKind) -> Stream | Tiles | None:
+    experts, outputs, inputs = shape
+    of = class_of(form, pairs, experts, inputs, outputs // 2 if gated else outputs, gated=gated)
+    found: Stream | Tiles | None = tuned("grouped_gate_up" if gated else "grouped_down", of, gpu, Stream, Tiles)
+    return found
 
 
 def _by_rule(weight: Matrices, pairs: int, *, gated: bool) -> Stream | Tiles:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
-from ridgeline.kernels.base.tuned import GpuKind, tuned
+from ridgeline.kernels.base.tuned import GpuKind, remembered, tuned
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8 import library
 from ridgeline.kernels.gemm.fp8.choose import (
@@ -103,12 +103,17 @@ def rounded_linear(
 def _chosen(of: ProductShape, weight: Eight, device: torch.device, *, between: bool) -> Stream | Tiles:
     """Return the cut that was the fastest on this kind of GPU, or else the one that the rule gives."""
     gpu = GpuKind(compute_capability(device), num_multiprocessors(device))
-    shape = class_of(of, blocked=weight.blocked, between=between)
-    name = "fp8_norm_linear" if of.gated else "fp8_linear"
-    plan = tuned(name, shape, gpu, Stream, Tiles) if weight.number_OI.dtype == torch.float8_e4m3fn else None
+    return _cut_of(of, gpu, weight.blocked, between, weight.number_OI.dtype == torch.float8_e4m3fn)
+
+
+@remembered
+def _cut_of(of: ProductShape, gpu: GpuKind, blocked: bool, between: bool, is_e4m3: bool) -> Stream | Tiles:
+    shape = class_of(of, blocked=blocked, between=between)
+    plan: Stream | Tiles | None = (
+        tuned("fp8_norm_linear" if of.gated else "fp8_linear", shape, gpu, Stream, Tiles) if is_e4m3 else None
+    )
     return plan or choose_hopper(
-        of.tokens, of.inputs, of.outputs, gated=of.gated, processors=gpu.processors, blocked=weight.blocked,
-        between=between,
+        of.tokens, of.inputs, of.outputs, gated=of.gated, processors=gpu.processors, blocked=blocked, between=between
     )  # fmt: skip
 
 

@@ -82,6 +82,21 @@ class LibraryProduct:
     """The product of the vendor's library."""
 
 
+def fits(cut: RowsPlan | Stream | LibraryProduct, tokens: int, inputs: int, *, gated: bool) -> bool:
+    """Return True if a cut of a file computes a whole product of 16-bit numbers, and its stages fit a program."""
+    if isinstance(cut, RowsPlan):
+        powers = all(each > 0 and each & (each - 1) == 0 for each in (cut.rows, cut.tokens, cut.block, cut.warps))
+        whole = cut.tokens >= tokens and (not cut.programs or cut.block >= inputs)
+        return powers and whole and cut.depth > 0 and cut.rows <= 8 and cut.block <= MOST_BLOCK and cut.warps <= 32
+    if isinstance(cut, Stream):
+        parts = 2 if gated else 1
+        stage, sums = (cut.rows * parts + cut.tokens) * cut.block * 2, cut.tokens * parts // 2
+        known = cut.rows in (64, 128) and cut.tokens in (8, 16, 32, 64, 128, 256) and cut.block in (64, 128, 256)
+        return known and sums <= 128 and cut.stages >= 2 and cut.stages * stage <= RING and 1 <= cut.split <= 8
+    return True
+
+
+MOST_BLOCK = 1 << 14  # inputs of a block of rows.py
 TILES_TOKENS = 32  # with more tokens tiles without TMA tie with cuBLAS or lose (docs/log.md)
 STREAM_TOKENS = 256  # with more tokens kernels of our own were not reliably faster than the library's (docs/log.md)
 RING = 217_000  # bytes of shared memory for the stages of a ring; barriers and turned tiles need a few thousand more

@@ -12,6 +12,8 @@ Legend:
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -26,10 +28,10 @@ from ridgeline.kernels.base.launch import (
     num_multiprocessors,
     shared_memory,
 )
-from ridgeline.kernels.base.tuned import GpuKind, tuned
+from ridgeline.kernels.base.tuned import GpuKind, remembered, tuned
 from ridgeline.kernels.gemm.lora.triton import lora
 from ridgeline.kernels.gemm.plain import beside, torch_ops
-from ridgeline.kernels.gemm.plain.choose import STREAM_TOKENS, LibraryProduct, RowsPlan, Stream, Tiles, choose
+from ridgeline.kernels.gemm.plain.choose import STREAM_TOKENS, LibraryProduct, RowsPlan, Stream, Tiles, choose, fits
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.predict import ProductShape, class_of
 from ridgeline.kernels.gemm.plain.rows import NO_ADAPTERS, laps_kernel, rows_kernel
@@ -92,15 +94,27 @@ def _plan(
     x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False, adapters: bool = False
 ) -> RowsPlan | Tiles | Stream | LibraryProduct | None:
     (outputs, inputs), device = weight_OI.shape, x_TI.device
-    of = ProductShape(len(x_TI), inputs, outputs // 2 if gated else outputs, gated, x_TI.itemsize)
     hopper = _hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0
-    if hopper and not adapters and len(x_TI) <= STREAM_TOKENS and of.itemsize == 2:
-        name = "norm_linear" if norm or gated else "linear"
-        known = tuned(name, class_of(of, norm=norm), GpuKind((9, 0), hopper), RowsPlan, Stream, LibraryProduct)
+    tokens = min(x_TI.shape[0], STREAM_TOKENS + 1)  # more are alike
+    of = ProductShape(tokens, inputs, outputs // 2 if gated else outputs, gated, x_TI.itemsize)
+    return _cut_of(of, shared_memory(device), hopper, norm, adapters)
+
+
+@remembered
+def _cut_of(
+    of: ProductShape, shared: int, hopper: int, norm: bool, adapters: bool
+) -> RowsPlan | Tiles | Stream | LibraryProduct | None:
+    """Return the cut that was the fastest on this kind of GPU, or else the one that the rule gives."""
+    if hopper and not adapters and of.tokens <= STREAM_TOKENS and of.itemsize == 2:
+        name = "norm_linear" if norm or of.gated else "linear"
+        shape, right = class_of(of, norm=norm), partial(fits, tokens=of.tokens, inputs=of.inputs, gated=of.gated)
+        known: RowsPlan | Stream | LibraryProduct | None = tuned(
+            name, shape, GpuKind((9, 0), hopper), RowsPlan, Stream, LibraryProduct, fits=right
+        )
         if known is not None:
             return known
     return choose(
-        len(x_TI), inputs, of.outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
+        of.tokens, of.inputs, of.outputs, itemsize=of.itemsize, shared=shared, norm=norm, gated=of.gated,
         hopper=hopper, adapters=adapters,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.base.counters import ROUTE_BITS, ROUTE_COUNTERS, meeting
 from ridgeline.kernels.base.launch import INTERPRETED, compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.routing import RoutingSpec
-from ridgeline.kernels.base.tuned import GpuKind, tuned
+from ridgeline.kernels.base.tuned import GpuKind, remembered, tuned
 from ridgeline.kernels.gemm.route import torch_ops
 from ridgeline.kernels.gemm.route.choose import MOST_EXPERTS, MOST_TOKENS, Few, Many, choose, class_of
 from ridgeline.kernels.gemm.route.few import few_kernel
@@ -69,8 +69,12 @@ def _tuned(x_TM: Tensor, experts: int, *, fixed: bool) -> Few | Many | None:
     """Return the cut that was the fastest on this kind of GPU, if one is known."""
     if fixed or x_TM.itemsize != 2:
         return None
-    gpu = GpuKind(compute_capability(x_TM.device), num_multiprocessors(x_TM.device))
     tokens, width = x_TM.shape
+    return _known(tokens, width, experts, GpuKind(compute_capability(x_TM.device), num_multiprocessors(x_TM.device)))
+
+
+@remembered
+def _known(tokens: int, width: int, experts: int, gpu: GpuKind) -> Few | Many | None:
     found: Few | Many | None = tuned("route", class_of(tokens, width, experts), gpu, Few, Many)
     return found
 
