@@ -19,6 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 SECRETS = frozenset(
     {"admin-key", "api-key", "hf-token", "trusted-key", "ssl-keyfile-password", "worker-api-key"}
 )  # no message repeats their words
+INSTEAD = frozenset({"--rungs"})  # lists whose words take the place of what a verb works on
 SEVERAL = -1  # for a flag that takes all words up to the next flag
 
 
@@ -36,7 +37,7 @@ class ListCommand(TyperCommand):
         found = spelled_out(args, takes)
         arguments = [(p.metavar or p.name).upper() for p in params if p.param_type_name == "argument"]
         if arguments and not found.bare:
-            tell_where(arguments[0], found.several)
+            tell_where(arguments[0], [flag for flag in found.several if flag not in INSTEAD])
         return super().parse_args(ctx, found.words)
 
 

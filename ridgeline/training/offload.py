@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -43,20 +44,33 @@ class KeptTensor(NamedTuple):
 
 class LayerRun:
     """One run of a layer, and the memory of what it saved: bytes on the device while they leave (`leaving`), in the
-    host's memory (`pages`), and on the device again (`back`)."""
+    host's memory (`pages`), and on the device again (`back`).
 
-    after: LayerRun | None
+    It ends with the last tensor that autograd keeps of it: runs do not hold each other, or all of a step would wait for
+    Python's collector of cycles, which may let many steps go by.
+    """
 
     def __init__(self, before: LayerRun | None) -> None:
-        self.before, self.after = before, None
+        self._before: ref[LayerRun] | None = None if before is None else ref(before)
+        self._after: ref[LayerRun] | None = None
         if before is not None:
-            before.after = self
+            before._after = ref(self)
         self.numbers: dict[int, int] = {}
         self.leaving: list[Tensor] = []
         self.pages: list[Tensor] = []
         self.back: list[Tensor] = []
         self.gone: torch.cuda.Event | None = None
         self.here: torch.cuda.Event | None = None
+
+    @property
+    def before(self) -> LayerRun | None:
+        """The run of the layer before, unless its backward pass is over."""
+        return None if self._before is None else self._before()
+
+    @property
+    def after(self) -> LayerRun | None:
+        """The run of the layer behind, unless its backward pass is over."""
+        return None if self._after is None else self._after()
 
     def number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a piece of memory, which leaves once however many tensors lie in it."""
@@ -117,8 +131,12 @@ class OffloadedActivations:
         others = (*layer.parameters(), *layer.buffers(), *given[2:], *named.values())  # not what the layer before made
         held = {each.untyped_storage().data_ptr() for each in others if isinstance(each, Tensor)}
         travels = place < self.count
-        with saved_tensors_hooks(partial(self._pack, run, held, travels), self._unpack):
-            found = forward(*given, **named)
+        try:
+            with saved_tensors_hooks(partial(self._pack, run, held, travels), self._unpack):
+                found = forward(*given, **named)
+        except BaseException:
+            self._runs = []  # else they would hold memory until the next step
+            raise
         self._send(run)
         if place == len(self._wrapped) - 1:
             self._runs = []  # from here on autograd alone holds them, until their backward pass
@@ -149,12 +167,12 @@ class OffloadedActivations:
         run.gone = self._stream.record_event()
 
     def _unpack(self, kept: KeptTensor) -> Tensor:
-        run = kept.run
-        if run.after is not None:
-            run.after.back = []  # its backward pass is over; what is asked for once more comes once more
+        run, after, before = kept.run, kept.run.after, kept.run.before
+        if after is not None:
+            after.back = []  # its backward pass is over; what is asked for once more comes once more
         self._fetch(run)
-        if run.before is not None:
-            self._fetch(run.before)
+        if before is not None:
+            self._fetch(before)
         if kept.tensor is not None:
             return kept.tensor
         memory = run.back[kept.number]
@@ -169,6 +187,8 @@ class OffloadedActivations:
             return
         if run.leaving:  # the last layers of a model: no further one has let their memory go
             run.back, run.leaving = run.leaving, []
+            for each in run.back if self._stream is not None else ():
+                each.record_stream(self._stream)  # the copy may be under way when the backward pass is done with it
             return
         if self._stream is None:
             run.back = run.pages

@@ -104,10 +104,56 @@ def test_nothing_is_held_behind_a_backward_pass(five_layers: Decoder, monkeypatc
 
     monkeypatch.setattr(LayerRun, "__init__", seen)
     OffloadedActivations(five_layers, 0.6, least=1)
-    step(five_layers)
-    gc.collect()
-    assert len(runs) == LAYERS
-    assert not any(run() for run in runs)
+    gc.disable()  # which would come too late on a GPU: it counts objects, and these hold gigabytes
+    try:
+        step(five_layers)
+        assert len(runs) == LAYERS
+        assert not any(run() for run in runs)
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_held_behind_a_forward_pass_that_fails(
+    five_layers: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(five_layers.layers[2], "forward", fail)
+    offloaded = OffloadedActivations(five_layers, 0.6, least=1)
+    with pytest.raises(RuntimeError, match="no memory"):
+        step(five_layers)
+    assert not offloaded._runs
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_twice(five_layers: Decoder) -> None:
+    tokens_BS1 = torch.randint(128, (3, 17), generator=torch.Generator().manual_seed(0))
+    _, once = step(five_layers)
+    OffloadedActivations(five_layers, 0.6, least=1)
+    five_layers.zero_grad()
+    loss = NextTokenLoss(five_layers, batch_size=3, chunk=16, autocast=None)(tokens_BS1)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    found = [each.grad for each in five_layers.parameters() if each.grad is not None]
+    for mine, plain in zip(found, once, strict=True):
+        torch.testing.assert_close(mine, 2 * plain)
+
+
+def test_a_step_that_fails_in_its_backward_pass_leaves_nothing(
+    five_layers: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plain = step(five_layers)
+    OffloadedActivations(five_layers, 0.6, least=1)
+
+    def fail(self: OffloadedActivations, kept: Any) -> Tensor:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(OffloadedActivations, "_fetch", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            step(five_layers)
+    for mine, kept in zip(step(five_layers)[1], plain, strict=True):
+        assert torch.equal(mine, kept)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
