@@ -194,6 +194,14 @@ def test_a_key_is_not_looked_up_as_a_model() -> None:
     assert "all words after --api-key are its own" in done.stderr
 
 
+def test_rungs_in_the_place_of_a_model_give_no_hint_where_the_model_stands() -> None:
+    done = run_here("profile", "--ncu", "--rungs", "gemm:a", "gemm:b", "--out", "o")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "ridgeline: the gemm ladder has no rung 'a'; `ridgeline bench kernels --ladder gemm` lists them.\n"
+    )
+
+
 def test_a_secret_flag_behind_the_end_of_flags_is_none() -> None:
     done = run_here("serve", "--port", "80", "--", "m", "--api-key", "secret")
     assert done.returncode == 2

@@ -133,6 +133,9 @@ def test_a_registered_op_is_what_its_schema_says(name: str) -> None:
         ("add_rms_norm", (drawn(T, M), drawn(T - 1, M), drawn(M), EPS)),
         ("add_rms_norm_fp8", (drawn(T, M), drawn(T, M).double(), drawn(M), EPS, False)),
         ("gated_activation", (drawn(T, 7), "silu")),
+        ("gated_activation", (torch.tensor(1.0), "silu")),
+        ("paged_attention", (*paged()[0][:4], torch.zeros(9, dtype=torch.int32), *paged()[0][5:])),
+        ("paged_attention", (paged()[0][0].bfloat16(), *paged()[0][1:])),
         ("linear", (drawn(T, M), drawn(OUTPUTS, M - 1), None)),
         ("int8_linear", (drawn(T, M), drawn(OUTPUTS, 33).to(torch.int8), drawn(OUTPUTS), None)),
         ("fp8_linear", (drawn(T, M), drawn(OUTPUTS, M).to(torch.float8_e4m3fn), drawn(OUTPUTS), None, False)),
@@ -142,6 +145,17 @@ def test_tensors_that_do_not_fit_are_refused(name: str, given: tuple[Any, ...]) 
     """A kernel would read beyond their ends."""
     with pytest.raises(ValueError, match=f"ridgeline::{name} takes .*, got "):
         getattr(torch.ops.ridgeline, name)(*given)
+
+
+@pytest.mark.parametrize("name", sorted(calls()))
+def test_tensors_of_several_devices_are_refused(name: str) -> None:
+    arguments, _ = calls()[name]
+    places = [place for place, each in enumerate(arguments) if isinstance(each, Tensor)]
+    if len(places) == 1:
+        return
+    moved = [each.to("meta") if place == places[-1] else each for place, each in enumerate(arguments)]
+    with pytest.raises(ValueError, match=f"ridgeline::{name} takes tensors of one device, got some on cpu and meta"):
+        getattr(torch.ops.ridgeline, name)(*moved)
 
 
 def test_an_override_of_a_registered_op_is_refused() -> None:

@@ -51,7 +51,12 @@ def library_op(*, fake: Callable[..., Any], gradient: Gradient | None = None) ->
 
     def registered(function: F) -> F:
         made = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=())
-        made.register_fake(fake)
+
+        def without_memory(*given: Any) -> Any:
+            expect(True, function.__name__, "", *(each for each in given if isinstance(each, Tensor)))
+            return fake(*given)
+
+        made.register_fake(without_memory)
         if gradient is not None:
             made.register_autograd(gradient.backward, setup_context=gradient.keep)
         REGISTERED[function.__name__] = made
@@ -76,7 +81,11 @@ def dense_like(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tens
 
 
 def expect(fits: bool, op: str, wanted: str, *given: Tensor) -> None:
-    """Raise ValueError if tensors do not fit each other: kernels would read beyond their ends."""
+    """Raise ValueError if tensors do not fit each other, or lie on several devices: kernels would read beyond their
+    ends, or what they cannot reach."""
+    if len(devices := {each.device for each in given}) > 1:
+        names = " and ".join(sorted(map(str, devices)))
+        raise ValueError(f"{NAMESPACE}::{op} takes tensors of one device, got some on {names}.")
     if not fits:
         shapes = ", ".join(f"{each.dtype} {tuple(each.shape)}".removeprefix("torch.") for each in given)
         raise ValueError(f"{NAMESPACE}::{op} takes {wanted}, got {shapes}.")

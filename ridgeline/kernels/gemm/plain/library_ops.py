@@ -38,7 +38,8 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Return `op.linear`."""
     fits = x_TI.ndim == 2 and weight_OI.ndim == 2 and x_TI.shape[1] == weight_OI.shape[1]
     fits &= bias_O is None or bias_O.shape == weight_OI.shape[:1]
-    expect(fits, "linear", "x [T, I], a weight [O, I] and a bias [O]", x_TI, weight_OI)
+    given = (x_TI, weight_OI) if bias_O is None else (x_TI, weight_OI, bias_O)
+    expect(fits, "linear", "x [T, I], a weight [O, I] and a bias [O]", *given)
     return chosen(LINEAR, x_TI)(x_TI, weight_OI, bias_O).contiguous()
 
 

@@ -42,5 +42,6 @@ def _fake(x_T2F: Tensor, kind: str) -> Tensor:
 @library_op(fake=_fake, gradient=Gradient(_keep, _backward))
 def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
     """Return `op.gated_activation`."""
-    expect(x_T2F.shape[-1] % 2 == 0, "gated_activation", "two halves of equal width", x_T2F)
+    fits = x_T2F.ndim > 0 and x_T2F.shape[-1] % 2 == 0
+    expect(fits, "gated_activation", "two halves of equal width", x_T2F)
     return chosen(GATED_ACTIVATION, x_T2F)(x_T2F, kind).contiguous()
