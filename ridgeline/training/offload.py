@@ -187,8 +187,9 @@ class OffloadedActivations:
             return
         if run.leaving:  # the last layers of a model: no further one has let their memory go
             run.back, run.leaving = run.leaving, []
-            for each in run.back if self._stream is not None else ():
-                each.record_stream(self._stream)  # the copy may be under way when the backward pass is done with it
+            if self._stream is not None:  # whose copy may be under way when the backward pass is done with this
+                for each in run.back:
+                    each.record_stream(self._stream)
             return
         if self._stream is None:
             run.back = run.pages

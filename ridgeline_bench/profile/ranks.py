@@ -2,8 +2,9 @@
 
     python -m ridgeline_bench.profile.ranks TRACE ... [--out merged.json] [--align]
 
-A trace is a file that torch's profiler exported, of one process: a rank, or the host that drives ranks (a file with
-"host" in its name). Files are named after their rank: `torch-rank3.json`, or any other name. The merged file is one
+A trace is a file that torch's profiler exported, of one process: a rank, or the host that drives ranks
+(`torch-host.json` or `host.json`). Files are named after their rank: `torch-rank3.json`, or any other name. If two
+files have one name, their folders are named too. The merged file is one
 Chrome trace: Perfetto and chrome://tracing show the processes below each other.
 
 * **One time axis.** Kineto writes the time at which a trace's clock is 0 (`baseTimeNanoseconds`), by the host's clock.
@@ -22,7 +23,8 @@ import json
 import re
 import statistics
 import sys
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -60,7 +62,7 @@ class Process:
 
     @property
     def is_host(self) -> bool:
-        return self.name.startswith(HOST_FILE)
+        return self.name.rpartition("/")[2] == HOST_FILE
 
     def collectives(self) -> dict[str, list[Interval]]:
         """Return when the process was in each collective, by name, in order: of a GPU its kernels, else ranges."""
@@ -116,16 +118,25 @@ def traced(engine: Engine, group: Group, workload: Callable[[], object], out: Pa
 def read(files: Sequence[Path], *, align: bool = False) -> list[Process]:
     """Return the traces of some files on one time axis. align: by the ends of collectives too.
 
-    Raise InvalidConfig for a file that is no trace, and for one that does not say when its clock began.
+    Raise InvalidConfig for a file that is no trace, for one that does not say when its clock began, and for one that is
+    given twice.
     """
     found, begins = [], []
+    if twice := [str(file) for file, times in Counter(file.resolve() for file in files).items() if times > 1]:
+        raise InvalidConfig(f"{twice[0]!r} is given twice; give each trace once.")
+    several = Counter(_name(file) for file in files)
     for file in files:
         written = document(file)
-        if "baseTimeNanoseconds" not in written:
-            raise InvalidConfig(f"{str(file)!r} does not say when its clock began; torch's profiler since 2.4 does.")
-        begins.append(float(written["baseTimeNanoseconds"]) / 1e3)
-        name = re.sub(r"^torch-|\.(json|gz)\b", "", file.name)
-        found.append(Process(re.sub(r"rank(\d)", r"rank \1", name), written, events_of(written)))
+        try:
+            begins.append(float(written["baseTimeNanoseconds"]) / 1e3)
+        except (KeyError, TypeError, ValueError):
+            raise InvalidConfig(
+                f"{str(file)!r} does not say when its clock began; torch's profiler since 2.4 does."
+            ) from None
+        name = _name(file)
+        found.append(
+            Process(name if several[name] == 1 else f"{file.resolve().parent}/{name}", written, events_of(written))
+        )
     for process, begin in zip(found, begins, strict=True):
         _move(process, begin - min(begins))
     ranks = [process for process in found if not process.is_host]
@@ -137,6 +148,11 @@ def read(files: Sequence[Path], *, align: bool = False) -> list[Process]:
         _move(process, -first)
         process.busy = _busy(process)
     return found
+
+
+def _name(file: Path) -> str:
+    name = re.sub(r"^torch-|\.(json|gz)\b", "", file.name)
+    return re.sub(r"rank(\d)", r"rank \1", name)
 
 
 def _move(process: Process, micros: float) -> None:
@@ -177,10 +193,16 @@ def bubbles(processes: Sequence[Process]) -> list[Bubble]:
     for process in processes:
         for (_, start), (end, _) in pairwise([] if process.is_host else process.busy):
             if end - start >= SHORTEST:
-                shares = {name: overlap([(start, end)], spans) for name, spans in union.items()}
+                shares = {name: overlap([(start, end)], _near(spans, start, end)) for name, spans in union.items()}
                 most = max(shares, key=shares.__getitem__, default="")
                 found.append(Bubble(process.name, start, end, most if shares.get(most) else NO_HOST))
     return sorted(found, key=lambda bubble: -bubble.micros)
+
+
+def _near(spans: list[Interval], start: float, end: float) -> list[Interval]:
+    """Return those of disjoint, ordered intervals that reach into one."""
+    first = bisect_right(spans, start, key=lambda span: span[1])
+    return spans[first : bisect_left(spans, end, lo=first, key=lambda span: span[0])]
 
 
 def stragglers(processes: Sequence[Process]) -> list[Straggler]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,42 @@ def test_ranks_have_one_time_axis(traces: list[Path]) -> None:
     assert names == {"host: python", "rank 0: python", "rank 1: python"}
     arrows = [each["id"] for each in made if each["ph"] == "s"]
     assert len(set(arrows)) == 3, "arrows of different processes are not one"
+
+
+def test_ranks_of_two_folders_are_two_processes(traces: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    written(other / "torch-rank0.json", 6.0, event("segment", 0, 1100))
+    processes = read([*traces, other / "torch-rank0.json"])
+    assert [each.name for each in processes] == ["host", f"{tmp_path}/rank 0", "rank 1", f"{other}/rank 0"]
+    assert len({each["pid"] for each in merge(processes)["traceEvents"]}) == 4
+    with pytest.raises(InvalidConfig, match="is given twice"):
+        read([*traces, traces[0]])
+
+
+@pytest.mark.parametrize("base", [None, "soon", [1]])
+def test_a_trace_without_a_clock_is_named(tmp_path: Path, base: Any) -> None:
+    file = written(tmp_path / "a.json", 0.0, baseTimeNanoseconds=base)
+    with pytest.raises(InvalidConfig, match=r"a\.json' does not say when its clock began"):
+        read([file])
+
+
+def test_a_rank_of_a_machine_called_host_is_a_rank(tmp_path: Path) -> None:
+    """torch's own handler names files after machines."""
+    [process] = read([written(tmp_path / "host7_123.pt.trace.json", 0.0, event("segment", 0, 10))])
+    assert not process.is_host
+
+
+def test_many_pauses_beside_many_ranges_take_no_product_of_both(tmp_path: Path) -> None:
+    count = 20_000
+    host = written(tmp_path / "host.json", 0.0, *(event("engine schedule", 30 * i, 10) for i in range(count)))
+    rank = written(tmp_path / "rank0.json", 0.0, *(event("segment", 30 * i + 12, 17) for i in range(count)))
+    processes = read([host, rank])
+    started = time.process_time()
+    found = bubbles(processes)
+    assert len(found) == count - 1
+    assert {(round(each.micros), each.host) for each in found} == {(13, "engine schedule")}
+    assert time.process_time() - started < 5
 
 
 def test_bubbles_and_stragglers_have_names(traces: list[Path]) -> None:
