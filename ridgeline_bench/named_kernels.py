@@ -166,11 +166,21 @@ def _run(names: Sequence[str], cubins: Path | None, *, small: bool) -> None:
 
 
 def main() -> None:
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--cubins", type=Path)
     parser.add_argument("--reduced", action="store_true")
     given = parser.parse_args()
+    try:
+        for name in given.names:
+            title(name)
+        if not torch.cuda.is_available():
+            raise InvalidConfig("there is no GPU here.")
+    except InvalidConfig as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
     _run(given.names, given.cubins, small=given.reduced)
 
 

@@ -179,6 +179,7 @@ def check(
     commit: Commit = "",
 ) -> None:
     """Check every implementation of every op against its plain reference. Exit code 1 if one is wrong or not run."""
+    _need_triton()
     where = _device(device)
     if where == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -199,6 +200,7 @@ def bench(
     commit: Commit = "",
 ) -> None:
     """Time an op by classes of shapes on this GPU, beside the limit of the machine and the library."""
+    _need_triton()
     from ridgeline_bench.sweep.tools import run_bench
 
     if not run_bench(op, case, seconds, json_lines, commit):
@@ -218,6 +220,7 @@ def tune(
     commit: Commit = "",
 ) -> None:
     """Find the fastest cut of each op and class of shapes on this GPU, and keep it for the kernels to use."""
+    _need_triton()
     from ridgeline_bench.sweep.tuning import Kept, run
 
     effort_of = effort.options()
@@ -239,9 +242,13 @@ def _number(processes: int) -> int:
     return processes or min(32, os.cpu_count() or 1)
 
 
-def _kernels(name: str) -> list[AotKernel]:
+def _need_triton() -> None:
     if find_spec("triton") is None:
-        raise InvalidConfig("compiling needs Triton, which is not installed here.")
+        raise InvalidConfig("kernels need Triton, which is not installed here; pip install triton.")
+
+
+def _kernels(name: str) -> list[AotKernel]:
+    _need_triton()
     from ridgeline.kernels.base.aot import kernels
 
     found = [kernel for kernel in kernels() if name in kernel.name]

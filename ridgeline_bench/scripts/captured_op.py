@@ -36,7 +36,7 @@ from ridgeline.kernels.gemm.fp8.library_ops import NORM_FP8, add_rms_norm_fp8, n
 from ridgeline.kernels.gemm.fp8.op import BY_TOKEN
 from ridgeline.worker.machine import hardware_of
 from ridgeline_bench.results import host_with
-from ridgeline_bench.scripts.asked import asked, check_counts, keep
+from ridgeline_bench.scripts.asked import asked, check_counts, keep, told
 
 EPS = 1e-6
 Form = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -177,7 +177,8 @@ def main() -> None:
         __doc__, tokens=4096, width=4096, device="cuda" if torch.cuda.is_available() else "cpu",
         show=(False, "print the graphs"), commit="", output=Path,
     )  # fmt: skip
-    check_counts(a, "tokens", "width")
+    with told():
+        check_counts(a, "tokens", "width")
     device = torch.device(a.device)
     inputs, hardware = given(a.tokens, a.width, device), hardware_of(device)
     if a.show:

@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from ridgeline.kernels.base import tuned
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.search import SearchSettings
@@ -58,6 +60,9 @@ def main(given: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="result lines are appended to this file")
     parser.add_argument("--commit", default="")
     flags = parser.parse_args(given)
+    if not torch.cuda.is_available():
+        print("there is no GPU here to time cuts on.", file=sys.stderr)
+        return 2
     settings = SearchSettings(drawn=flags.drawn, seconds=15.0, repeats=10, seed=flags.seed)
     options = TuneOptions(
         settings=settings, seconds=flags.seconds, processes=min(32, os.cpu_count() or 1), shipped=True

@@ -191,9 +191,11 @@ def main() -> None:
             title(name)
     program = shutil.which("compute-sanitizer")
     if program is None:
-        raise SystemExit(
-            "compute-sanitizer is not on the PATH; CUDA's toolkit has it, and pip's nvidia-cuda-sanitizer-api."
+        print(
+            "compute-sanitizer is not on the PATH; CUDA's toolkit has it, and pip's nvidia-cuda-sanitizer-api.",
+            file=sys.stderr,
         )
+        raise SystemExit(2)
     child = [sys.executable, "-W", "ignore", "-m", __spec__.name, "--child", "--kernels", *given.kernels]
     child += ["--cubins", str(given.cubins)] if given.cubins else []
     said, ended = run_tool(child, given.seconds)

@@ -15,7 +15,7 @@ from rich.table import Table
 from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.sweep.beside import Timed, bench, pairs_of
 from ridgeline_bench.sweep.check import Checked, CheckOptions, cases_to_check, check
-from ridgeline_bench.sweep.tuning import machine_facts
+from ridgeline_bench.sweep.tuning import machine_facts, open_records
 
 SAID = 5.0  # seconds between two lines of progress
 
@@ -30,6 +30,7 @@ def run_check(options: CheckOptions, device: str, records: Path | None, commit: 
     checks, console, started = cases_to_check(options, device), Console(), time.monotonic()
     if not checks:
         raise InvalidConfig(f"no op with cases has {options.ops!r} in its name; `ridgeline kernels check` takes all.")
+    open_records(records)
     ways, found, said = sum(len(one.ways) for one in checks), list[Checked](), started
     took = defaultdict[str, float](float)
     for one in check(checks, options, lambda text: console.print(text, markup=False, soft_wrap=True)):
@@ -74,6 +75,7 @@ def run_bench(op: str, case: str, seconds: float, records: Path | None, commit: 
     pairs = pairs_of(op, case)
     if not torch.cuda.is_available():
         raise InvalidConfig("there is no GPU here; `ridgeline bench kernels --device cpu` times ops on a CPU.")
+    open_records(records)
     console, base, times = Console(), machine_facts(commit), list[Timed]()
     table = Table("case", "µs", "limit", "share", "TB/s", "TFLOP/s", "beside", "µs", "ours faster", title=op)
     for one in bench(pairs, time.monotonic() + (seconds or float("inf"))):

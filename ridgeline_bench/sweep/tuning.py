@@ -51,8 +51,11 @@ def run(only: tuple[str, ...], case: str, options: TuneOptions, kept: Kept, comp
         return not done.failures
     if not torch.cuda.is_available():
         raise InvalidConfig("there is no GPU here to tune for; --compile-only needs none.")
+    path = kept.cuts or tuned.path_of(gpu_here())
+    tuned.check(path)
+    open_records(kept.records)
     base = machine_facts(kept.commit) | {"command": "ridgeline kernels tune", "settings": settings_of(options)}
-    answers, path = list[Tuned](), kept.cuts or tuned.path_of(gpu_here())
+    answers = list[Tuned]()
     for answer in tune(pairs, options, lambda text: console.print(text, markup=False, soft_wrap=True)):
         answers.append(answer)
         if answer.best:
@@ -63,6 +66,12 @@ def run(only: tuple[str, ...], case: str, options: TuneOptions, kept: Kept, comp
                 file.write(json.dumps(line(answer, base), ensure_ascii=False) + "\n")
     console.print(summary(answers, len(pairs), time.monotonic() - started, path), markup=False, soft_wrap=True)
     return len(answers) == len(pairs) and all(answer.best for answer in answers)
+
+
+def open_records(path: Path | None) -> None:
+    """Raise OSError if lines cannot be added to a file: better now than after the work."""
+    if path is not None:
+        path.open("a").close()
 
 
 def machine_facts(commit: str) -> dict[str, Any]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from ridgeline.cli import kernels
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.launch import INTERPRETED
 from ridgeline.kernels.base.tuned import GpuKind
 from ridgeline.kernels.gemm.plain.cases import LinearCase
@@ -17,6 +23,7 @@ from ridgeline.kernels.ops import OPS
 from ridgeline.perf.search import SearchSettings, TrialOutcome
 from ridgeline_bench.scripts import held_out_cuts
 from ridgeline_bench.sweep import pairs as pairs_module
+from ridgeline_bench.sweep import tools, tuning
 from ridgeline_bench.sweep import tune as tuner
 from ridgeline_bench.sweep.check import CheckOptions, answered, cases_to_check
 from ridgeline_bench.sweep.children import answers
@@ -24,6 +31,7 @@ from ridgeline_bench.sweep.of_op import OpSweep
 from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.pairs import Pair, dealt, found, tuned_pairs
 from ridgeline_bench.sweep.tune import Tuned, TuneOptions, leading, line
+from ridgeline_bench.sweep.tuning import Kept
 
 H200 = GpuKind((9, 0), 132)
 PAIR = Pair("linear", LinearCase(1, 256, 64))
@@ -155,6 +163,56 @@ def test_a_sweep_can_take_the_best_cuts_by_the_model_alone() -> None:
     taken = [way for way in sweep.ways(case, timed=True) if isinstance(way, cuts.tuning.kinds)]  # type: ignore[union-attr]
     costs = sorted(cuts.cost(case, cut) for cut in cuts.candidates(case))
     assert [cuts.cost(case, cut) for cut in taken] == costs[:3]
+
+
+def work(*given: Any) -> Any:
+    raise AssertionError("this is minutes of work")
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "check", work)
+    with pytest.raises(FileNotFoundError):
+        tools.run_check(CheckOptions(ops="rms_norm"), "cpu", tmp_path / "none" / "x.jsonl", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tuning, "gpu_here", lambda: H200)
+    monkeypatch.setattr(tuning, "tune", work)
+    monkeypatch.setattr(tools, "bench", work)
+    with pytest.raises(FileNotFoundError):
+        tools.run_bench("linear", "", 0.0, tmp_path / "none" / "x.jsonl", "")
+    own = tmp_path / "own.jsonl"
+    with pytest.raises(FileNotFoundError):
+        tuning.run(("linear",), "", TuneOptions(), Kept(own, tmp_path / "none" / "x.jsonl"))
+    own.write_text("{}")
+    with pytest.raises(InvalidConfig, match=r"own\.jsonl is no file of tuned cuts"):
+        tuning.run(("linear",), "", TuneOptions(), Kept(own))
+
+
+def test_no_shapes_are_compiled_where_nothing_can_be_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(held_out_cuts, "tune", work)
+    assert held_out_cuts.main([]) == 2
+    assert capsys.readouterr().err == "there is no GPU here to time cuts on.\n"
+
+
+@pytest.mark.parametrize("verb", [("check", "rms_norm"), ("bench", "linear"), ("tune", "--compile-only")])
+def test_without_triton_each_verb_says_so(verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    found = CliRunner().invoke(kernels.app, verb)
+    assert isinstance(found.exception, InvalidConfig)
+    assert "kernels need Triton, which is not installed here" in str(found.exception)
+
+
+@pytest.mark.parametrize("module", ["named_kernels", "scripts.sanitized --kernels"])
+def test_an_unknown_kernel_gives_one_sentence(module: str) -> None:
+    command = [sys.executable, "-m", *f"ridgeline_bench.{module}".split(), "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("'nosuch' is no kernel; write LADDER:RUNG")
+    assert done.stderr.count("\n") == 1
 
 
 def test_held_out_shapes_are_drawn_by_a_seed_and_none_was_measured() -> None:
