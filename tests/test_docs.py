@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,16 @@ GROWTH = ROOT / "docs" / "growth.md"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 page_of_today = pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_counts_of_kept_kernels_are_those_of_the_file() -> None:
+    lines = (ROOT / "tests" / "kernels" / "compiled.jsonl").read_text().splitlines()
+    kept = Counter((each["kind"] == "triton", each["arch"].rstrip("a")) for each in map(json.loads, lines))
+    archs = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx1100")
+    page = (ROOT / "docs" / "kernels" / "architectures.md").read_text()
+    for triton, row in ((True, "Triton and Gluon kernels"), (False, "kernels in CUDA C++ or HIP")):
+        counts = " | ".join(str(kept[triton, arch]) for arch in archs)
+        assert f"| {row} kept compiled | {counts} |" in page
 
 
 @every_page

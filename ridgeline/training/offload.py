@@ -93,8 +93,8 @@ class OffloadedActivations:
     share: of the layers, from 0 to 1; above 0 it is at least one. least: bytes of a piece of memory that travels.
     num_bytes: what the last forward pass sent to the host.
 
-    Raise InvalidConfig for another share, and for a model that runs one layer at several places. On a CPU there is
-    nothing to gain, and the same copies are made.
+    Raise InvalidConfig for another share, for a model that runs one layer at several places, and for one whose
+    activations are offloaded already. On a CPU there is nothing to gain, and the same copies are made.
     """
 
     def __init__(self, decoder: Decoder, share: float, *, least: int = LEAST) -> None:
@@ -105,18 +105,25 @@ class OffloadedActivations:
             raise InvalidConfig(
                 "the activations of a model that runs one layer at several places are not offloaded here."
             )
+        owners = (getattr(getattr(each.forward, "func", None), "__self__", None) for each in layers)
+        if any(isinstance(each, OffloadedActivations) for each in owners):
+            raise InvalidConfig("the activations of this model are offloaded already; close that first.")
         self.count = max(1, round(share * len(layers))) if share else 0
         self.least, self.num_bytes = least, 0
         self._runs: list[LayerRun] = []
         self._stream: torch.cuda.Stream | None = None
         self._wrapped = layers[: self.count + AHEAD] if self.count else []
+        self._own = [vars(layer).get("forward") for layer in self._wrapped]
         for place, layer in enumerate(self._wrapped):
             layer.forward = partial(self._forward, place, layer, layer.forward)
 
     def close(self) -> None:
         """Let the layers keep their activations again."""
-        for layer in self._wrapped:
-            del layer.forward  # the attribute that hides the method
+        for layer, own in zip(self._wrapped, self._own, strict=False):
+            if own is None:
+                del layer.forward  # the attribute that hides the method
+            else:
+                layer.forward = own
         self._wrapped = []
 
     def _forward(self, place: int, layer: nn.Module, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -22,6 +22,7 @@ from ridgeline.training.fine_tune import FineTuneConfig
 from ridgeline.training.objective import NextTokenLoss, training_decoder
 from ridgeline.training.offload import LayerRun, OffloadedActivations
 from ridgeline.training.optimizer import initialize
+from ridgeline.training.tuned import recompute
 
 LAYERS = 5
 CONFIG: dict[str, Any] = llama_config(hidden=64, intermediate=96, layers=LAYERS, heads=2, kv_heads=1)
@@ -111,6 +112,17 @@ def test_nothing_is_held_behind_a_backward_pass(five_layers: Decoder, monkeypatc
         assert not any(run() for run in runs)
     finally:
         gc.enable()
+
+
+def test_activations_are_offloaded_once_and_layers_are_then_as_before(five_layers: Decoder) -> None:
+    recompute(five_layers)
+    before = [each.forward for each in five_layers.layers]
+    first = OffloadedActivations(five_layers, 0.4, least=1)
+    with pytest.raises(InvalidConfig, match="offloaded already"):
+        OffloadedActivations(five_layers, 0.4, least=1)
+    first.close()
+    assert [each.forward for each in five_layers.layers] == before
+    OffloadedActivations(five_layers, 0.4, least=1).close()
 
 
 def test_nothing_is_held_behind_a_forward_pass_that_fails(
