@@ -230,25 +230,34 @@ def stragglers(processes: Sequence[Process]) -> list[Straggler]:
 
 
 def merge(processes: Sequence[Process]) -> dict[str, Any]:
-    """Return one Chrome trace of all processes."""
+    """Return one Chrome trace of all processes. Raise InvalidConfig for an event that is none."""
     events: list[dict[str, Any]] = []
     numbers: dict[tuple[str, Any], int] = {}
     for place, process in enumerate(processes):
-        for event in process.written["traceEvents"]:
-            number = numbers.setdefault((process.name, event.get("pid")), len(numbers) + 1)
-            moved = {**event, "pid": number}
-            if "ts" in event:
-                moved["ts"] = float(event["ts"]) + process.shift
-            if "id" in event:  # arrows of two processes are not the same ones
-                moved["id"] = f"{place}.{event['id']}"
-            if event.get("ph") == "M" and event.get("name") == "process_name":
-                moved["args"] = {"name": f"{process.name}: {event.get('args', {}).get('name', '')}"}
-            events.append(moved)
+        try:
+            events += (_moved(event, place, process, numbers) for event in process.written["traceEvents"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidConfig(f"the trace of {process.name} has an event that is none ({error}).") from error
     sort = [
         {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}}
         for number in numbers.values()
     ]
     return {"traceEvents": [*sort, *events], "displayTimeUnit": "ms"}
+
+
+def _moved(
+    event: Mapping[str, Any], place: int, process: Process, numbers: dict[tuple[str, Any], int]
+) -> dict[str, Any]:
+    """Return an event on the common axis. place: of its process. numbers: of processes of the merged trace."""
+    number = numbers.setdefault((process.name, event.get("pid")), len(numbers) + 1)
+    moved = {**event, "pid": number}
+    if "ts" in event:
+        moved["ts"] = float(event["ts"]) + process.shift
+    if "id" in event:  # arrows of two processes are not the same ones
+        moved["id"] = f"{place}.{event['id']}"
+    if event.get("ph") == "M" and event.get("name") == "process_name":
+        moved["args"] = {"name": f"{process.name}: {event.get('args', {}).get('name', '')}"}
+    return moved
 
 
 def report(processes: Sequence[Process], most: int = 8) -> str:
@@ -281,12 +290,12 @@ def main() -> None:
     given = parser.parse_args()
     try:
         processes = read(given.traces, align=given.align)
-    except InvalidConfig as error:
+        if given.out:
+            given.out.write_text(json.dumps(merge(processes)))
+    except (InvalidConfig, OSError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     print(report(processes), end="")
-    if given.out:
-        given.out.write_text(json.dumps(merge(processes)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.profile.flame import of_trace, svg
-from ridgeline_bench.profile.ranks import bubbles, merge, read, report, stragglers
+from ridgeline_bench.profile.ranks import bubbles, main, merge, read, report, stragglers
 from ridgeline_bench.profile.trace import read_trace
 from tests.chromium import CHROMIUM, FLAGS
 
@@ -77,6 +77,23 @@ def test_a_trace_without_a_clock_is_named(tmp_path: Path, base: Any) -> None:
     file = written(tmp_path / "a.json", 0.0, baseTimeNanoseconds=base)
     with pytest.raises(InvalidConfig, match=r"a\.json' does not say when its clock began"):
         read([file])
+
+
+@pytest.mark.parametrize("wrong", [{"ts": None}, {"args": None, "name": "process_name", "ph": "M"}, {"pid": [1]}])
+def test_an_event_that_is_none_is_told_and_so_is_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any]
+) -> None:
+    file = written(tmp_path / "rank0.json", 0.0, event("segment", 0, 10), {"ph": "i", **wrong})
+    fine = written(tmp_path / "rank1.json", 0.0, event("segment", 0, 10))
+    for trace, out, said in (
+        (file, tmp_path / "m.json", "rank 0 has an event"),
+        (fine, tmp_path / "no" / "m", "No such"),
+    ):
+        monkeypatch.setattr("sys.argv", ["ranks", str(trace), "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_rank_of_a_machine_called_host_is_a_rank(tmp_path: Path) -> None:
