@@ -9,9 +9,11 @@ import atexit
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -55,7 +57,7 @@ class CompilerProcess:
         CompilationFailed."""
         with self._turn:
             child = self._started()
-            timer = threading.Timer(self._seconds, child.kill)
+            timer = threading.Timer(self._seconds, _kill, (child,))
             timer.daemon = True
             timer.start()
             try:
@@ -66,9 +68,12 @@ class CompilerProcess:
                 line = child.stdout.readline()
             except OSError:
                 line = ""
+            except BaseException:  # such as KeyboardInterrupt: the answer that is under way is of no later request
+                self._end()
+                raise
             finally:
                 timer.cancel()
-            if not line:
+            if not line.endswith("\n"):
                 self._end()
                 raise CompilationFailed(
                     f"the compiler ended on a kernel for {target} (status {child.returncode}); it has"
@@ -83,20 +88,28 @@ class CompilerProcess:
         if self._child is None or self._child.poll() is not None:
             command = [sys.executable, "-m", "ridgeline.compiler.child", str(self._memory)]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+            pipe = subprocess.PIPE
             self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+                command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True
             )
             atexit.register(self._end)
         return self._child
 
     def _end(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            _kill(self._child)
             self._child.wait()
             for pipe in (self._child.stdin, self._child.stdout):
                 if pipe is not None:
                     pipe.close()
             self._child = None
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """End a child with what it started, such as ptxas."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
