@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -139,6 +143,39 @@ def test_a_kernel_that_takes_too_long_or_too_much_ends_the_child_alone() -> None
         child.compile("gpu.module @kernels { nothing }", "sm_90")
 
 
+def test_an_answer_that_nobody_waited_for_is_of_no_later_kernel() -> None:
+    process, me = CompilerProcess(), threading.main_thread().ident
+    assert me is not None
+    timer = threading.Timer(0.05, signal.pthread_kill, (me, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):  # while the child still starts
+        process.compile("", "sm_1")
+    timer.join()
+    with pytest.raises(CompilationFailed, match="MLIRError"):
+        process.compile("nothing", "sm_90")
+    process._end()
+
+
+def test_a_child_ends_with_what_it_started() -> None:
+    process = CompilerProcess()
+    assert os.getpgid(process._started().pid) == process._started().pid
+    process._end()
+    command = ["sh", "-c", "sleep 60 & wait"]
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process._child = shell
+    process._end()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(shell.pid, 0)
+
+
+def test_files_that_are_no_artifacts_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.kernel")
+    (tmp_path / "zeros.kernel").symlink_to("/dev/zero")
+    (tmp_path / "folder.kernel").mkdir()
+    store = ArtifactStore([tmp_path])
+    assert [store.get(key) for key in ("pipe", "zeros", "folder", "none")] == [None] * 4
+
+
 def test_options_are_named() -> None:
     with pytest.raises(InvalidConfig, match="there is no option 'rounded'"):
         CompilerOptions.of({"rounded": "once"})
@@ -165,11 +202,23 @@ def test_code_for_amd_is_made(tmp_path: Path) -> None:
         (["torch:sin", "--input", "float32[4]", "--target", "sm_1"], "there is no target 'sm_1'"),
         (["torch:sin", "--input", "float32[4]", "--print-after", "never"], "there is no stage 'never'"),
         (["torch:sin", "--input", "float32[4]", "float32[4]"], "does not take these tensors"),
+        (["torch:sin", "--input", "float32[9999999999, 9999999999]"], "does not take these tensors: RuntimeError"),
+        (["operator:methodcaller", "--input", "float32[4]"], "does not take these tensors"),
+        (["..torch:sin", "--input", "float32[4]"], "say module:function"),
+        (["torch:sin", "--input", "float32[4]", "--artifacts", "/dev/null/x"], "cannot be filled"),
     ],
 )
 def test_what_cannot_be_compiled_is_said_in_a_sentence(words: list[str], sentence: str) -> None:
     with pytest.raises(InvalidConfig, match=sentence):
         CliRunner().invoke(command_line("compile-graph"), ["compile-graph", *words], catch_exceptions=False)
+
+
+def test_a_damaged_export_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "damaged.pt2").write_bytes(b"no archive")
+    with pytest.raises(InvalidConfig, match=r"is no file of torch\.export\.save"):
+        CliRunner().invoke(
+            command_line("compile-graph"), ["compile-graph", str(tmp_path / "damaged.pt2")], catch_exceptions=False
+        )
 
 
 def test_a_forked_process_leaves_the_child_alone() -> None:
