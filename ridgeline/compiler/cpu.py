@@ -43,9 +43,8 @@ def _llvm() -> tuple[Any, Callable[[], Any]]:
 
 @cache
 def machine_name() -> str:
-    """Return "avx512" if this processor has those instructions, else ""."""
-    import llvmlite.binding as llvm
-
+    """Return "avx512" if this processor has those instructions, else "". Raise InvalidConfig."""
+    llvm, _ = _llvm()
     return "avx512" if llvm.get_host_cpu_features().get("avx512f") else ""
 
 

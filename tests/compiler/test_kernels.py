@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ridgeline.compiler import cpu, mlir
 from ridgeline.compiler.backend import backend, compile_graph, decompositions
@@ -314,6 +316,20 @@ def test_machine_code_is_shared_by_numbers_of_rows_and_goes_with_its_programs() 
     del few, many
     gc.collect()
     assert len(set(cpu._codes) & before) < len(before)
+
+
+def test_without_llvmlite_groups_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    for each in (cpu._llvm, cpu.machine_name):
+        each.cache_clear()
+    try:
+        program = compile_graph(make_fx(lambda x: x.tanh() + 1)(x := torch.randn(4, 8)))
+    finally:
+        for each in (cpu._llvm, cpu.machine_name):
+            each.cache_clear()
+    assert program.fallbacks == [f"the compiler needs llvmlite; install it: {mlir.EXTRA}."]
+    (made,) = program(x)
+    torch.testing.assert_close(made, x.tanh() + 1)
 
 
 def test_kernels_are_of_the_cpu_whatever_the_default_device_is() -> None:
