@@ -10,7 +10,7 @@ import torch
 from ridgeline.compiler.capture import GraphBuilder, capture
 from ridgeline.compiler.graph import GraphNode, GraphValue, InvalidGraph, OpGraph, TensorType, verify
 from ridgeline.compiler.passes.canonicalize import canonicalize
-from ridgeline.compiler.passes.fuse import fuse
+from ridgeline.compiler.passes.fuse import MOST_NODES, fuse
 from ridgeline.compiler.program import CompiledProgram
 
 X = TensorType((4, 8), torch.float32)
@@ -101,6 +101,20 @@ def test_a_graph_that_writes_is_refused() -> None:
     module = torch.fx.symbolic_trace(lambda x: torch.ops.aten.add_.Tensor(x, x))
     with pytest.raises(InvalidGraph, match="functionalize the graph first"):
         capture(module)
+
+
+def test_a_long_chain_is_several_groups() -> None:
+    builder = GraphBuilder()
+    value = builder.input(X)
+    for _ in range(1500):
+        value = builder.add("neg", value)
+    graph = verify(fuse(builder.done((value,))))
+    sizes = [len(node.attributes["body"].nodes) for node in graph.nodes]
+    assert sum(sizes) == 1500
+    assert max(sizes) == MOST_NODES
+    x = torch.randn(4, 8)
+    (made,) = CompiledProgram(graph)(x)
+    torch.testing.assert_close(made, x)
 
 
 def test_a_sum_of_16_bits_that_several_groups_widen_is_still_written() -> None:

@@ -23,7 +23,9 @@ from ridgeline.compiler.ops import POINTWISE, REDUCTIONS
 
 HALF = (torch.float16, torch.bfloat16)
 FEWEST = 2  # nodes of a group: one alone gains nothing over torch's own kernel
+MOST_NODES = 256  # of a group: LLVM takes seconds for them, and minutes for 4,000
 MOST_OUTPUTS = 8
+MOST_REFUSED = 64  # searches for what waits that keep a value out of a group; others stay out without one
 MOST_SEARCHED = 2000  # nodes behind a value among which its group is looked for
 
 
@@ -34,6 +36,7 @@ class NodeGroup:
     domain: tuple[int, ...]
     dims: int
     nodes: list[GraphNode] = field(default_factory=list)  # from the root backwards
+    inside: set[GraphNode] = field(default_factory=set)  # the same
     copies: set[GraphNode] = field(default_factory=set)  # nodes that others have as well
 
     def takes(self, node: GraphNode) -> bool:
@@ -76,11 +79,13 @@ class _Places:
         takers = self.takers.get(node.result, [])
         return not groups or node.result in self.given or any(self.grouped.get(each) not in groups for each in takers)
 
-    def after(self, node: GraphNode) -> Iterator[GraphNode]:
+    def after(self, node: GraphNode, groups: set[int]) -> Iterator[GraphNode]:
         """Yield the nodes that must wait for a node: those that take it, those of its group, and calls behind a call,
-        whose order stays."""
+        whose order stays. groups: those whose nodes were yielded before."""
         group = self.grouped.get(node)
-        yield from (group.nodes if group else ())
+        if group is not None and id(group) not in groups:
+            groups.add(id(group))
+            yield from group.nodes
         yield from self.takers.get(node.result, ())
         if (following := self.calls.get(node)) is not None:
             yield following
@@ -90,18 +95,18 @@ class _Places:
         found = []
         for taker in self.takers[value]:
             if taker in group.copies:
-                found += [each for each in self.takers[taker.result] if each not in group.nodes]
-            elif taker not in group.nodes:
+                found += [each for each in self.takers[taker.result] if each not in group.inside]
+            elif taker not in group.inside:
                 found.append(taker)
             found += [other.nodes[0] for other in self.copied.get(taker, ()) if other is not group]
         return found
 
     def waits(self, group: NodeGroup, others: list[GraphNode]) -> bool:
         """True if a node of a group waits for one of these others, or if that would take too long to find out."""
-        inside, last = set(group.nodes), self.order[group.nodes[0]]
-        seen, pending = set(others), list(others)
+        inside, last = group.inside, self.order[group.nodes[0]]
+        seen, pending, groups = set(others), list(others), set[int]()
         while pending:
-            for each in self.after(pending.pop()):
+            for each in self.after(pending.pop(), groups):
                 if each in inside or len(seen) > MOST_SEARCHED:
                     return True
                 if each not in seen and (self.order[each] <= last or each in self.grouped):
@@ -144,17 +149,20 @@ def fuse(graph: OpGraph) -> OpGraph:
 
 def _grown(root: GraphNode, places: _Places) -> NodeGroup:
     domain = root.values[0].tensor.shape if root.op in REDUCTIONS else root.result.tensor.shape
-    group = NodeGroup(_widest(root, domain, places.makers), root.attributes.get("dims", 0), [root])
-    inside, written, place = {root}, 0, 0
-    while place < len(group.nodes):
+    group = NodeGroup(_widest(root, domain, places.makers), root.attributes.get("dims", 0), [root], {root})
+    written, refused, place = 0, 0, 0
+    while place < len(group.nodes) < MOST_NODES:
         for value in group.nodes[place].values:
             maker = places.makers.get(value)
-            if maker is None or maker in inside or maker in places.grouped:
+            if maker is None or maker in group.inside or maker in places.grouped:
                 continue
             others = places.others(value, group)
             copied = _widens(maker) and bool(others)
             outside = not copied and (bool(others) or value in places.given)
-            if outside and (written + 2 > MOST_OUTPUTS or places.waits(group, others)):
+            if outside and (written + 2 > MOST_OUTPUTS or refused >= MOST_REFUSED):
+                continue
+            if outside and places.waits(group, others):
+                refused += 1
                 continue
             dims = group.dims
             if not group.takes(maker):
@@ -162,7 +170,7 @@ def _grown(root: GraphNode, places: _Places) -> NodeGroup:
             if outside and not group.writes(value):
                 group.dims = dims
                 continue
-            inside.add(maker)
+            group.inside.add(maker)
             group.copies.update({maker} if copied else ())
             written += outside
             group.nodes.append(maker)
@@ -224,14 +232,14 @@ def _in_order(nodes: list[GraphNode]) -> list[GraphNode]:
     """Return the nodes so that each stands behind those whose values it takes."""
     makers = {node.result: node for node in nodes}
     ordered: dict[GraphNode, None] = {}
-
-    def visit(node: GraphNode) -> None:
-        for value in node.values:
-            if value in makers and makers[value] not in ordered:
-                visit(makers[value])
-        ordered[node] = None
-
-    visit(nodes[0])
+    pending = [nodes[0]]
+    while pending:
+        node = pending[-1]
+        before = [makers[value] for value in node.values if value in makers and makers[value] not in ordered]
+        if before:
+            pending += reversed(before)
+        else:
+            ordered[pending.pop()] = None
     return list(ordered)
 
 
