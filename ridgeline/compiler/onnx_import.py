@@ -11,6 +11,7 @@ another operator, domain or opset is refused. Control flow is not read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ from ridgeline.core.errors import InvalidConfig
 
 EXTRA = "pip install 'ridgeline[onnx]'"
 OPSETS = range(13, 24)
+MOST_FOLDED = 1 << 30  # bytes of a tensor that is computed while a model is read
+MOST_PARTS = 1 << 16  # of a Split
+FAULTS = (
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+)  # of numbers that do not fit
 DTYPES = {  # ONNX's number of a type → torch's
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
     10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
@@ -65,7 +76,7 @@ class OnnxFunction:
         try:
             model = onnx.load(str(file))
             onnx.checker.check_model(str(file))  # by its path: a message of more than 2 GiB is not checked
-        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
+        except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
             raise InvalidConfig(f"{str(file)!r} is no ONNX model that can be read ({error}).") from error
         opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
         if opset not in OPSETS:
@@ -105,17 +116,30 @@ class OnnxFunction:
             try:
                 if node.op_type == "Shape" or known.issuperset(node.input):
                     with _disable_current_modes():  # so numbers can be read
-                        made = OPERATORS[node.op_type](given, attributes)
+                        made = _bounded(OPERATORS[node.op_type](given, attributes), node.op_type)
                     known.update(node.output)
                 else:
                     made = OPERATORS[node.op_type](given, attributes)
-            except (RuntimeError, ValueError, IndexError) as error:
+            except FAULTS as error:
                 raise InvalidConfig(f"{node.op_type} of {node.output[0]!r} cannot be computed: {error}") from error
             many = made if isinstance(made, tuple) else (made,)
             if len(many) < len(node.output):
                 raise InvalidConfig(f"{node.op_type} with {len(node.output)} outputs is not read.")
             values.update(zip(node.output, many, strict=False))
         return tuple(values[name] for name in self._outputs)
+
+
+def _bounded(made: Any, name: str) -> Any:
+    """Return an operator's outputs. Raise InvalidConfig if one is larger than MOST_FOLDED."""
+    for each in made if isinstance(made, tuple) else (made,):
+        if isinstance(each, Tensor):
+            _check_size(each.numel() * each.itemsize, name)
+    return made
+
+
+def _check_size(size: int, name: str) -> None:
+    if size > MOST_FOLDED:
+        raise InvalidConfig(f"{name} makes a constant of {size} bytes; {MOST_FOLDED} are the most that is read.")
 
 
 def _tensor(proto: Any, onnx: Any) -> Tensor:
@@ -295,6 +319,8 @@ def _split(given: Given, attributes: Attributes) -> tuple[Tensor, ...]:
     if len(given) > 1 and given[1] is not None:
         return tuple(x.split(_numbers(given[1]), axis))
     size, parts = x.shape[axis], attributes["num_outputs"]
+    if not 1 <= parts <= MOST_PARTS:
+        raise InvalidConfig(f"Split into {parts} parts is not read.")
     each = -(-size // parts)  # the last parts may be short
     return tuple(x.split([min(each, max(size - at * each, 0)) for at in range(parts)], axis))
 
@@ -320,7 +346,10 @@ def _expand(given: Given, _: Attributes) -> Tensor:
 
 
 def _tile(given: Given, _: Attributes) -> Tensor:
-    return given[0].repeat(_numbers(given[1]))
+    x, repeats = given[0], _numbers(given[1])
+    if type(x) is Tensor:
+        _check_size(x.numel() * x.itemsize * math.prod(repeats), "Tile")
+    return x.repeat(repeats)
 
 
 def _gather(given: Given, attributes: Attributes) -> Tensor:
@@ -341,6 +370,7 @@ def _shape(given: Given, attributes: Attributes) -> Tensor:
 
 def _range(given: Given, _: Attributes) -> Tensor:
     first, end, step = (_numbers(each)[0] for each in given)
+    _check_size(int((end - first) / step) * given[0].itemsize, "Range")
     return torch.arange(first, end, step, dtype=given[0].dtype)
 
 
@@ -357,8 +387,9 @@ def _constant(_: Given, attributes: Attributes) -> Tensor:
 
 
 def _constant_of_shape(given: Given, attributes: Attributes) -> Tensor:
-    value = attributes.get("value", torch.zeros(1))
-    return torch.full(_numbers(given[0]), _numbers(value)[0], dtype=value.dtype)
+    value, sizes = attributes.get("value", torch.zeros(1)), _numbers(given[0])
+    _check_size(math.prod(sizes) * value.itemsize, "ConstantOfShape")
+    return torch.full(sizes, _numbers(value)[0], dtype=value.dtype)
 
 
 def _cast(given: Given, attributes: Attributes) -> Tensor:

@@ -193,6 +193,12 @@ def test_what_is_not_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
         compile_onnx(file, torch.zeros(2, 3, 4, dtype=torch.float64))
     with pytest.raises(InvalidConfig, match=r"shape \[2, 3, 4\] \(None: any\), got \[1\]"):
         compile_onnx(file, torch.zeros(1))
+    save(model_of("ConstantOfShape", [], [whole(1 << 20, 1 << 20)], {}), file)
+    with pytest.raises(InvalidConfig, match="makes a constant of 4398046511104 bytes"):
+        compile_onnx(file)
+    for parts in (0, 1 << 30):
+        with pytest.raises(InvalidConfig, match=f"Split into {parts} parts"):
+            OPERATORS["Split"]([torch.from_numpy(X)], {"num_outputs": parts})
     model = model_of("Abs", [X], [], {})
     model.opset_import[0].version = 12
     save(model, file)
