@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ class GraphFlags:
 
 @with_records
 def compile_graph(
-    function: Annotated[str, typer.Argument(help="module:function, or a file of torch.export.save (.pt2).")],
+    function: Annotated[
+        str,
+        typer.Argument(help="module:function, or a file of torch.export.save (.pt2). Both can run code: trust them."),
+    ],
     input: Annotated[
         list[str] | None, typer.Option(help='A tensor that it takes, such as "bfloat16[32, 4096]". Repeatable.')
     ] = None,
@@ -56,6 +60,8 @@ def compile_graph(
     from ridgeline.compiler.targets import target_named
 
     wanted, stages = set(print_after or ()), CompilationStages()
+    if graph.artifacts is not None:
+        _writable(graph.artifacts)
     target = target_named(graph.target, ArtifactStore([graph.artifacts]) if graph.artifacts else default_store())
     module, device = _traced(function, input or (), target.device)
     began = time.perf_counter()
@@ -94,7 +100,10 @@ def _traced(function: str, inputs: Sequence[str], device: str) -> tuple[Any, str
 
         if not Path(function).is_file():
             raise InvalidConfig(f"there is no file {function}.")
-        exported = torch.export.load(function).run_decompositions(decompositions())
+        try:
+            exported = torch.export.load(function).run_decompositions(decompositions())
+        except Exception as error:  # of many classes, whatever is wrong with the file
+            raise InvalidConfig(f"{function} is no file of torch.export.save: {_first_line(error)}") from error
         return exported.graph_module, "cpu"
     return _traced_function(_found(function), [_type_of(each) for each in inputs], device), device
 
@@ -113,23 +122,41 @@ def _traced_function(function: Any, types: Sequence[tuple[Any, tuple[int, ...]]]
         return make_boxed_func(graph.forward)
 
     with FakeTensorMode():
-        tensors = [torch.empty(sizes, dtype=dtype, device=device) for dtype, sizes in types]
         try:
+            tensors = [torch.empty(sizes, dtype=dtype, device=device) for dtype, sizes in types]
             aot_function(function, fw_compiler=keep, decompositions=decompositions())(*tensors)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InvalidConfig(f"the function does not take these tensors: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # whatever the function raises
+            raise InvalidConfig(f"the function does not take these tensors: {_first_line(error)}") from error
     return found[0]
 
 
 def _found(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    if not attribute:
+    if not attribute or not module or module.startswith("."):
         raise InvalidConfig(f"say module:function in place of {name!r}.")
     sys.path.insert(0, "")  # as `python -m` has it
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidConfig(f"there is no {name}: {error}.") from error
+    except Exception as error:  # whatever the module raises
+        raise InvalidConfig(f"the module of {name} cannot be imported: {_first_line(error)}") from error
+
+
+def _writable(folder: Path) -> None:
+    """Make a folder. Raise InvalidConfig where nothing can be kept in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidConfig(f"the folder {folder} cannot be filled: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Return an error's class and the first line of its message."""
+    said = str(error).splitlines()[:1]
+    return ": ".join([type(error).__name__, *said])
 
 
 def _type_of(text: str) -> tuple[Any, tuple[int, ...]]:
