@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -160,12 +161,14 @@ def test_a_child_ends_with_what_it_started() -> None:
     process = CompilerProcess()
     assert os.getpgid(process._started().pid) == process._started().pid
     process._end()
+    read, write = os.pipe()
     command = ["sh", "-c", "sleep 60 & wait"]
-    shell = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    process._child = shell
+    pipe = subprocess.PIPE
+    process._child = subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True, pass_fds=[write])
+    os.close(write)
     process._end()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(shell.pid, 0)
+    assert select.select([read], [], [], 10.0)[0] == [read]  # all that had the other end are gone
+    os.close(read)
 
 
 def test_files_that_are_no_artifacts_are_not_waited_for(tmp_path: Path) -> None:
