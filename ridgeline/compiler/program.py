@@ -54,7 +54,7 @@ class CompiledProgram:
             made = [torch.empty(each.shape, dtype=each.dtype, device=inputs[0].device) for each in types]
             try:
                 kernel(inputs, made)
-            except DriverError as error:  # a driver that does not take the code
+            except (DriverError, RidgelineError) as error:  # a driver does not take the code, or a layout has no kernel
                 told_once(str(error))
                 return plain_fused(node, values)
             return made

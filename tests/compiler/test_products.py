@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ridgeline.compiler import mlir
 from ridgeline.compiler.artifacts import ArtifactStore
@@ -21,6 +22,7 @@ from ridgeline.compiler.backend import compile_graph, decompositions
 from ridgeline.compiler.capture import capture
 from ridgeline.compiler.graph import InvalidGraph, OpGraph
 from ridgeline.compiler.passes.canonicalize import canonicalize
+from ridgeline.compiler.products import cpu_product
 from ridgeline.compiler.products.assemble import AssemblerError, assembled, ptxas, to_ptx
 from ridgeline.compiler.products.compiled import compiled
 from ridgeline.compiler.products.cpu_schedule import CpuSchedule, cpu_space
@@ -280,3 +282,19 @@ def test_a_layer_in_16_bits_is_carried_to_hopper_as_machine_code(tmp_path: Path)
     assert (store.hits, store.misses) == (1, 1)
     (file,) = tmp_path.glob("*.kernel")
     assert b"\x7fELF" in file.read_bytes()
+
+
+def test_a_matrix_that_lies_another_way_runs_op_by_op_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w) * 2
+
+    def refused(*_: object) -> None:
+        raise ValueError("no kernel for it")  # as errors of MLIR, which are of its own classes
+
+    x, w = torch.randn(64, 128), torch.randn(96, 128).t()
+    program = compile_graph(make_fx(function)(x, w))
+    assert [node.op for node in program.graph.nodes] == ["product"]
+    assert program.fallbacks == []
+    monkeypatch.setattr(cpu_product, "CpuProduct", refused)
+    (made,) = program(x, w.contiguous())
+    torch.testing.assert_close(made, function(x, w), rtol=1e-4, atol=1e-4)

@@ -53,22 +53,26 @@ class CpuProducts:
     def __init__(self, node: GraphNode) -> None:
         """Raises InvalidConfig and InvalidGraph where there is no kernel."""
         (m, k), n = node.values[0].tensor.shape, node.values[1].tensor.shape[1]
-        self._spec = ProductSpec(m, n, k, node.attributes["body"], torch.float32, right_by_k=True)
-        try:
-            self._made = {(True, True): CpuProduct(self._spec, CpuSchedule())}
-        except RidgelineError:
-            raise
-        except Exception as error:  # of classes that MLIR and LLVM keep to themselves
-            raise InvalidGraph(f"the product of {m} x {k} x {n} has no kernel: {error}") from error
+        self._spec = ProductSpec(m, n, k, node.attributes["body"], torch.float32)
+        self._made: dict[tuple[bool, bool], CpuProduct] = {}
+        self._product((True, True))
+
+    def _product(self, by_k: tuple[bool, bool]) -> CpuProduct:
+        if by_k not in self._made:
+            spec = replace(self._spec, left_by_k=by_k[0], right_by_k=by_k[1])
+            try:
+                self._made[by_k] = CpuProduct(spec, CpuSchedule())
+            except RidgelineError:
+                raise
+            except Exception as error:  # of classes that MLIR and LLVM keep to themselves
+                raise InvalidGraph(f"the product of {spec.m} x {spec.k} x {spec.n} has no kernel: {error}") from error
+        return self._made[by_k]
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """inputs: [m, k], [k, n] and what the epilogue reads. outputs: [m, n], which is written."""
         left, right = inputs[:2]
         left_by_k, right_by_k = not left.t().is_contiguous(), right.t().is_contiguous()
-        product = self._made.get((left_by_k, right_by_k))
-        if product is None:
-            spec = replace(self._spec, left_by_k=left_by_k, right_by_k=right_by_k)
-            product = self._made[left_by_k, right_by_k] = CpuProduct(spec, CpuSchedule())
+        product = self._product((left_by_k, right_by_k))
         a = left.contiguous() if left_by_k else left.t()
         b = right.t() if right_by_k else right.contiguous()
         product(a, b, inputs[2:], outputs[0])
