@@ -36,7 +36,7 @@ MANY = 2  # cases from which on a test of these is dealt without a mark
 # Folders and files whose tests are dealt. Their cases are families, formats, shapes and divisions, each of which many
 # tests have, so that each day has some cases of every one.
 DEALT = {
-    "compression", "hearing", "kernels", "models", "parallel", "quantization", "ranks", "vision", "worker",
+    "compiler", "compression", "hearing", "kernels", "models", "parallel", "quantization", "ranks", "vision", "worker",
     "test_beam_search.py", "test_draft_heads.py", "test_draft_model.py", "test_draft_trees.py",
     "test_expert_offload.py", "test_guidance.py", "test_kv_disk.py", "test_layer_skip.py", "test_layers_below.py",
     "test_lookahead_decoding.py", "test_lora.py", "test_masked_drafts.py", "test_oracle.py", "test_pooling.py",

@@ -275,10 +275,10 @@ class Operands:
         pairs = zip(self.left, self.right, strict=True)
         return [product.bound(left, right, self.out, self.extras(epilogue)) for left, right in pairs]
 
-    def fault(self, call: Callable[[], None], epilogue: str, exact: Tensor) -> str:
-        """Return "", or how the result of a call differs."""
+    def fault(self, product: Callable[[], None], epilogue: str, exact: Tensor) -> str:
+        """Return "", or how the result of a product differs."""
         self.out.fill_(torch.nan)
-        call()
+        product()
         wanted = EPILOGUES[epilogue][0](exact, *self.extras(epilogue))
         if epilogue == "bare" and self.whole:
             wrong = self.out != wanted

@@ -192,4 +192,4 @@ def _aot(capacity: int) -> AotKernel:
     )  # fmt: skip
 
 
-AOT = (_aot(8), _aot(256), _aot(2048))
+AOT = (_aot(8), _aot(2048))
