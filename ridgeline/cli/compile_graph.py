@@ -84,7 +84,7 @@ def compile_graph(
     if unknown := wanted - {*shown, "all"}:
         raise InvalidConfig(f"there is no stage {sorted(unknown)[0]!r}; there are {', '.join(dict.fromkeys(shown))}.")
     calls = len(program.graph.nodes) - program.num_kernels
-    print(f"{program.num_kernels} kernels for {target.name} and {calls} calls of torch, in {seconds:.2f} s")
+    print(f"kernels for {target.name}: {program.num_kernels}, calls of torch: {calls}, in {seconds:.2f} s")
     for why in program.fallbacks:
         print(f"a kernel is missing: {why}")
     if program.fallbacks:
