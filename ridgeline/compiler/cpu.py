@@ -17,7 +17,7 @@ import torch
 from ridgeline.compiler.cpu_mapping import CpuText
 from ridgeline.compiler.linalg import KernelText
 from ridgeline.compiler.lower import lower, lower_vectors
-from ridgeline.compiler.mlir import EXTRA
+from ridgeline.compiler.mlir import EXTRA, MlirError
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.native import openmp
 
@@ -68,13 +68,16 @@ os.register_at_fork(after_in_child=thread_pool.cache_clear)  # its threads are n
 
 class MachineCode:
     """The machine code of LLVM's text. parameters: how many descriptors of memory its function `kernel` takes, by which
-    `call` calls it; 0 if it takes none."""
+    `call` calls it; 0 if it takes none. Raises InvalidConfig, and MlirError for a text that is none."""
 
     def __init__(self, text: str, parameters: int = 0) -> None:
         llvm, machine_of = _llvm()
         machine = machine_of()
-        module = llvm.parse_assembly(_with_widest_vectors(text))
-        module.verify()
+        try:
+            module = llvm.parse_assembly(_with_widest_vectors(text))
+            module.verify()
+        except RuntimeError as error:
+            raise MlirError(f"LLVM refused the text of a kernel ({str(error).strip()}).") from error
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
         tuning.loop_vectorization = tuning.slp_vectorization = True
         passes = llvm.create_pass_builder(machine, tuning)

@@ -13,6 +13,8 @@ import importlib.util
 import re
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,7 +22,7 @@ from ridgeline.core.errors import InvalidConfig, RidgelineError
 
 
 class MlirError(RidgelineError):
-    """MLIR's passes did not make what they should. The message says what is left."""
+    """MLIR refused a text, or its passes did not make what they should. The message says why."""
 
 
 PACKAGE = "numba_cuda_mlir"
@@ -56,17 +58,27 @@ def available() -> str:
 
 
 class MlirModule:
-    """A module of MLIR that passes change in place."""
+    """A module of MLIR that passes change in place. Raises MlirError for a text that is none."""
 
     def __init__(self, text: str) -> None:
         ir, self._passes, self._llvm = _bindings()
-        self._context = ir.Context()
-        with self._context:
+        self._context, self._error = ir.Context(), ir.MLIRError
+        with self._told():
             self._module = ir.Module.parse(text)
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Work in the module's context. Raise MlirError for what the bindings raise."""
+        try:
+            with self._context:
+                yield
+        except self._error as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise MlirError(f"MLIR refused the text of a kernel ({type(error).__name__}: {first}).") from error
+
     def run(self, passes: str) -> None:
-        """Run passes, as a pipeline of functions and of the module says them."""
-        with self._context:
+        """Run passes, as a pipeline of functions and of the module says them. Raise MlirError."""
+        with self._told():
             self._passes.parse(f"builtin.module({passes})").run(self._module.operation)
 
     def drop_modules(self) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ridgeline.compiler import cpu, mlir
+from ridgeline.compiler import cpu, mlir, targets
 from ridgeline.compiler.backend import backend, compile_graph, decompositions
+from ridgeline.compiler.cpu_mapping import CpuText
 from ridgeline.compiler.targets import CpuTarget
 
 if why := mlir.available():
@@ -316,6 +317,20 @@ def test_machine_code_is_shared_by_numbers_of_rows_and_goes_with_its_programs() 
     del few, many
     gc.collect()
     assert len(set(cpu._codes) & before) < len(before)
+
+
+@pytest.mark.parametrize("refused", ["cpu_text", "lower_vectors"])
+def test_groups_whose_text_is_refused_run_op_by_op(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By MLIR, or by LLVM."""
+    if refused == "cpu_text":
+        monkeypatch.setattr(targets, refused, lambda *_: CpuText("func.func @kernel(", 4, 9))
+    else:
+        monkeypatch.setattr(cpu, refused, lambda *_: "define void @kernel(")
+    program = compile_graph(make_fx(lambda x: x.tanh() + 2.5)(x := torch.randn(4, 9)))
+    [why] = program.fallbacks
+    assert "refused the text of a kernel" in why
+    (made,) = program(x)
+    torch.testing.assert_close(made, x.tanh() + 2.5)
 
 
 def test_without_llvmlite_groups_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
