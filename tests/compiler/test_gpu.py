@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -145,13 +143,19 @@ def test_a_kernel_that_takes_too_long_or_too_much_ends_the_child_alone() -> None
 
 
 def test_an_answer_that_nobody_waited_for_is_of_no_later_kernel() -> None:
-    process, me = CompilerProcess(), threading.main_thread().ident
-    assert me is not None
-    timer = threading.Timer(0.05, signal.pthread_kill, (me, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):  # while the child still starts
+    process = CompilerProcess()
+    child = process._started()
+
+    class Interrupted:
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            """The pipe behind it ends with the child."""
+
+    child.stdout = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):  # behind a request that is under way
         process.compile("", "sm_1")
-    timer.join()
     with pytest.raises(CompilationFailed, match="MLIRError"):
         process.compile("nothing", "sm_90")
     process._end()

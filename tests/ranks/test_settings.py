@@ -93,6 +93,7 @@ def test_experts_of_other_gpus_have_room_for_the_tokens_of_a_step(
     monkeypatch.setitem(sys.modules, "ridgeline.parallel.peer_exchange", SimpleNamespace(PeerExchange=exchange))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=0))
     ranks = object.__new__(ProcessAxis)
+    ranks.size = 2
     config = LLMConfig(model="", enable_chunked_prefill=chunked)
     rank._exchange(config, replace(spec, max_position_embeddings=100_000), ranks, torch.device("cuda"))
     assert (found[0] == 100_000) is not chunked
