@@ -29,14 +29,14 @@ LENGTH, SIDE, ROWS = 512, 512, 64  # of reduced problems: tokens, of a product, 
 
 
 class Checked(NamedTuple):
-    """What a name means, as a call of kernels. fault: what is wrong with its result, or ""."""
+    """The kernels of a name as one call. fault: what is wrong with its result, or ""."""
 
     call: Callable[[], object]
     fault: str
 
 
 def title(name: str) -> str:
-    """Return what a name means in words. Raise InvalidConfig for a name that means nothing."""
+    """Return a name's kernel and problem in words. Raise InvalidConfig for a name of no kernel."""
     group, _, rest = name.partition(":")
     if group == OF_OP:
         op, case = _case(rest)
@@ -110,7 +110,7 @@ def labelled(titles: Sequence[str], kernels: Sequence[NcuKernel]) -> Iterator[tu
 
 
 def loaded(name: str, cubins: Path | None, *, small: bool = False) -> Checked:
-    """Return what a name means on the current CUDA device, with its operands, and compared with its reference.
+    """Return the kernels of a name on the current CUDA device, with their operands, compared with the reference.
 
     small: a problem that is as small as it can be, for tools that slow kernels down a hundred times.
     """

@@ -12,14 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PATTERNS = [each.replace("**/", "*") for each in SETTINGS["package-data"]["ridgeline"]]
-# Sources of rungs and of AMD's kernels, which are read in a checkout alone.
-LEFT_OUT = (
-    "*/ladder/*",
-    "kernels/cuda/*",
-    "kernels/memory_bound/*",
-    "kernels/micro/*",
-    "kernels/step/persistent/cuda/*",
-)
+# Packages that are read in a checkout alone, such as rungs, and what lies in them.
+LEFT_OUT = [each.removeprefix("ridgeline.").replace(".", "/") for each in SETTINGS["packages"]["find"]["exclude"]]
 
 
 def files() -> list[str]:

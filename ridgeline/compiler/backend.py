@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class CompilerOptions:
     @classmethod
     def of(cls, named: Mapping[str, Any] | None) -> CompilerOptions:
         """Return the options of a dictionary. Raise InvalidConfig for a name that is none."""
-        known = {"rounding", "artifacts", "products"}
+        known = {each.name for each in fields(cls)}
         if unknown := set(named or ()) - known:
             raise InvalidConfig(f"there is no option {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}.")
         given = dict(named or {})
@@ -111,7 +111,7 @@ def _variance_and_mean(
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return the functions that make ops that capture does not know of those that it knows."""
+    """Return functions by which ops that capture does not know are made from those that it knows."""
     from torch._decomp import get_decompositions
 
     return {**get_decompositions(DECOMPOSED), aten.var_mean.correction: _variance_and_mean}

@@ -17,8 +17,7 @@ import torch
 from ridgeline.compiler.cpu_mapping import CpuText
 from ridgeline.compiler.linalg import KernelText
 from ridgeline.compiler.lower import lower, lower_vectors
-from ridgeline.compiler.mlir import EXTRA, MlirError
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.compiler.mlir import MlirError, llvm_bindings
 from ridgeline.kernels.base.native import openmp
 
 WORTH_A_THREAD = 1 << 14  # numbers that a thread takes at least: some 5 µs of work, which waking it costs
@@ -28,10 +27,7 @@ WORTH_A_THREAD = 1 << 14  # numbers that a thread takes at least: some 5 µs of 
 def _llvm() -> tuple[Any, Callable[[], Any]]:
     """Return llvmlite's bindings, and a function that returns a machine that makes code for this processor. Whatever
     runs the code owns its machine. Raise InvalidConfig."""
-    try:
-        import llvmlite.binding as llvm
-    except ImportError as error:
-        raise InvalidConfig(f"the compiler needs llvmlite; install it: {EXTRA}.") from error
+    llvm = llvm_bindings()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()

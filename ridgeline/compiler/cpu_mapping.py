@@ -61,7 +61,7 @@ class CpuWriter(LaneWriter):
         self.number = math.prod(self.domain.sizes[at] for at in columns)
         self.has_rows = bool(self.rows) or self.reduces or not columns
         self.targets = self._targets()
-        self.needed = {phase: self._closure(values, set()) for phase, values in self.targets.items()}
+        self.needed = {phase: self.closure(values, set()) for phase, values in self.targets.items()}
         self.kept = self._kept()
         self.buffers: dict[GraphValue, str] = {}
 
@@ -81,18 +81,6 @@ class CpuWriter(LaneWriter):
             ]
             for phase in range(last + 1)
         }
-
-    def _closure(self, values: list[GraphValue], known: set[GraphValue]) -> set[GraphValue]:
-        """Return the values of columns that these take, without what is known."""
-        found: set[GraphValue] = set()
-        pending = list(values)
-        while pending:
-            value = pending.pop()
-            if value in found or value in known or not self.is_wide(value):
-                continue
-            found.add(value)
-            pending += self.makers[value].values if value in self.makers else ()
-        return found
 
     def _kept(self) -> dict[GraphValue, None]:
         """Return the values that a phase keeps for a later one."""
@@ -114,7 +102,7 @@ class CpuWriter(LaneWriter):
 
     def _cost(self, value: GraphValue) -> int:
         return sum(
-            COSTS.get(self.makers[each].op, 1) if each in self.makers else 1 for each in self._closure([value], set())
+            COSTS.get(self.makers[each].op, 1) if each in self.makers else 1 for each in self.closure([value], set())
         )
 
     # the kernel
@@ -150,7 +138,7 @@ class CpuWriter(LaneWriter):
             reductions = [n for n in self.body.nodes if n.op in REDUCTIONS and self.phase[n.result] == phase + 1]
             if not targets:
                 continue
-            needed = self._closure(targets, done)
+            needed = self.closure(targets, done)
             loaded = {v for v in done if any(v in self.makers[n].values for n in needed if n in self.makers)}
             loaded |= {v for v in targets if v in done}
             whole = self.whole_width
@@ -190,39 +178,22 @@ class CpuWriter(LaneWriter):
             start if start and self.width == 1 else self.constant(node, kind)
             for node, kind, start in zip(reductions, kinds, starts, strict=True)
         ]
-        self.counter += 1
-        here = f"%c{self.counter}"
-        names = [f"{here}_a{at}" for at in range(len(reductions))]
-        carried, results = "", ""
-        if reductions:
-            taken = ", ".join(f"{a} = {first}" for a, first in zip(names, firsts, strict=True))
-            carried = f" iter_args({taken}) -> ({', '.join(kinds)})"
-            results = f"{here}_r:{len(reductions)} = "
-        step = self.index(self.width)
-        self.say(f"{results}scf.for {here} = {columns[0]} to {columns[1]} step {step}{carried} : i64 {{")
-        outer, self.indent = self.indent, self.indent + "  "
-        for value in (*self.body.inputs, *(each for each in self.kept if each in loaded)):
-            if value in needed and value not in self.makers:
-                self.names[value, 0] = self.load(value, self.pointers[value], row, here)
-            elif value in loaded:
-                self.names[value, 0] = self.buffer(value, here, "")
-        for node in self.body.nodes:
-            if node.result in needed:
-                self.compute(node, 0)
-                if node.result in self.kept:
-                    self.buffer(node.result, here, self.names[node.result, 0])
-        for value in dict.fromkeys(targets):
-            if value in self.body.outputs:
-                self.store(value, self.names[value, 0], row, here, "")
-        if reductions:
-            made = [
-                self.combined(node, name, self.names[node.values[0], 0], kind)
-                for node, name, kind in zip(reductions, names, kinds, strict=True)
-            ]
-            self.say(f"scf.yield {', '.join(made)} : {', '.join(kinds)}")
-        self.indent = outer
-        self.say("}")
-        return [self.folded(node, f"{here}_r#{at}") for at, node in enumerate(reductions)]
+        bounds = *columns, self.index(self.width)
+        with self.looped(bounds, reductions, firsts) as here:
+            for value in (*self.body.inputs, *(each for each in self.kept if each in loaded)):
+                if value in needed and value not in self.makers:
+                    self.names[value, 0] = self.load(value, self.pointers[value], row, here)
+                elif value in loaded:
+                    self.names[value, 0] = self.buffer(value, here, "")
+            for node in self.body.nodes:
+                if node.result in needed:
+                    self.compute(node, 0)
+                    if node.result in self.kept:
+                        self.buffer(node.result, here, self.names[node.result, 0])
+            for value in dict.fromkeys(targets):
+                if value in self.body.outputs:
+                    self.store(value, self.names[value, 0], row, here, "")
+        return self.results(here, reductions)
 
     def buffer(self, value: GraphValue, column: str, written: str) -> str:
         """Write a vector of a kept value, or read it ("" written)."""

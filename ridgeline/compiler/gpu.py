@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ridgeline.compiler.mlir import EXTRA, MlirModule
+from ridgeline.compiler.mlir import MlirModule, llvm_bindings
 from ridgeline.core.errors import InvalidConfig
 
 _TO_LLVM = "convert-scf-to-cf,convert-vector-to-llvm,expand-strided-metadata,lower-affine"
@@ -77,10 +77,7 @@ def machine_code(text: str, target: GpuTarget, told: Callable[[str, str], None] 
 
 @cache
 def _llvm() -> Any:
-    try:
-        import llvmlite.binding as llvm
-    except ImportError as error:
-        raise InvalidConfig(f"the compiler needs llvmlite; install it: {EXTRA}.") from error
+    llvm = llvm_bindings()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     return llvm

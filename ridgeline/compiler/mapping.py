@@ -12,7 +12,8 @@ values of phase n - 1. Between two phases is one barrier, however many reduction
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -446,44 +447,65 @@ class LaneWriter:
         """A loop over the row, which makes anew what the phase takes."""
         if not reductions and not stored:
             return
-        needed: set[GraphValue] = set()
-        pending = [*stored, *(node.values[0] for node in reductions)]
+        needed = self.closure([*stored, *(node.values[0] for node in reductions)], set())
+        starts = [self.constant(node, self.type(node.values[0])) for node in reductions]
+        bounds = lane, self.index(self.per_row), self.index(self.schedule.lanes)
+        with self.looped(bounds, reductions, starts) as here:
+            for value in self.body.inputs:
+                if value in needed:
+                    self.names[value, 0] = self.load(value, self.pointers[value], row, here)
+            for node in self.body.nodes:
+                if node.result in needed:
+                    self.compute(node, 0)
+            for value in stored:
+                self.store(value, self.names[value, 0], row, here, "")
+        for node, made in zip(reductions, self.results(here, reductions), strict=True):
+            self.names[node.result, 0] = made
+
+    def closure(self, values: Sequence[GraphValue], known: Container[GraphValue]) -> set[GraphValue]:
+        """Return the values of columns that these take, themselves too, without what is known."""
+        found: set[GraphValue] = set()
+        pending = list(values)
         while pending:
             value = pending.pop()
-            if value not in needed and self.is_wide(value):
-                needed.add(value)
+            if value not in found and value not in known and self.is_wide(value):
+                found.add(value)
                 pending += self.makers[value].values if value in self.makers else ()
-        kinds = [self.type(node.values[0]) for node in reductions]
-        starts = [self.constant(node, kind) for node, kind in zip(reductions, kinds, strict=True)]
-        end, step = self.index(self.per_row), self.index(self.schedule.lanes)
+        return found
+
+    @contextmanager
+    def looped(
+        self, bounds: tuple[str, str, str], reductions: Sequence[GraphNode], starts: Sequence[str]
+    ) -> Iterator[str]:
+        """Write a loop over columns around what is written inside, and give the name of its counter.
+
+        bounds: the first column, the one behind the last, and the step. starts: what reductions start from. Behind the
+        loop `results` has them.
+        """
         self.counter += 1
         here = f"%c{self.counter}"
-        accumulators = [f"{here}_a{at}" for at in range(len(reductions))]
-        carried = ""
+        kinds = [self.type(node.values[0]) for node in reductions]
+        names = [f"{here}_a{at}" for at in range(len(reductions))]
+        carried = results = ""
         if reductions:
-            taken = ", ".join(f"{a} = {start}" for a, start in zip(accumulators, starts, strict=True))
+            taken = ", ".join(f"{name} = {start}" for name, start in zip(names, starts, strict=True))
             carried = f" iter_args({taken}) -> ({', '.join(kinds)})"
-        results = f"{here}_r:{len(reductions)} = " if reductions else ""
-        self.say(f"{results}scf.for {here} = {lane} to {end} step {step}{carried} : i32 {{")
+            results = f"{here}_r:{len(reductions)} = "
+        self.say(f"{results}scf.for {here} = {bounds[0]} to {bounds[1]} step {bounds[2]}{carried} : {self.word} {{")
         outer, self.indent = self.indent, self.indent + "  "
-        for value in self.body.inputs:
-            if value in needed:
-                self.names[value, 0] = self.load(value, self.pointers[value], row, here)
-        for node in self.body.nodes:
-            if node.result in needed:
-                self.compute(node, 0)
-        for value in stored:
-            self.store(value, self.names[value, 0], row, here, "")
+        yield here
         if reductions:
             made = [
-                self.combined(node, a, self.names[node.values[0], 0], kind)
-                for node, a, kind in zip(reductions, accumulators, kinds, strict=True)
+                self.combined(node, name, self.names[node.values[0], 0], kind)
+                for node, name, kind in zip(reductions, names, kinds, strict=True)
             ]
             self.say(f"scf.yield {', '.join(made)} : {', '.join(kinds)}")
         self.indent = outer
         self.say("}")
-        for at, node in enumerate(reductions):
-            self.names[node.result, 0] = self.folded(node, f"{here}_r#{at}")
+
+    def results(self, here: str, reductions: Sequence[GraphNode]) -> list[str]:
+        """Return the numbers that a loop over columns has reduced. here: its counter."""
+        return [self.folded(node, f"{here}_r#{at}") for at, node in enumerate(reductions)]
 
     # reductions
 

@@ -48,6 +48,15 @@ def _bindings() -> tuple[Any, Any, Any]:
     return ir, passes.PassManager, llvm
 
 
+def llvm_bindings() -> Any:
+    """Return llvmlite's bindings, which make machine code. Raise InvalidConfig."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise InvalidConfig(f"the compiler needs llvmlite; install it: {EXTRA}.") from error
+    return llvm
+
+
 def available() -> str:
     """Return "", or why MLIR cannot be had."""
     try:

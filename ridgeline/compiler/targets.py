@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import metadata
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -174,11 +175,7 @@ def _made_by() -> str:
     return ", ".join(told)
 
 
+@lru_cache(1024)
 def told_once(reason: str) -> None:
-    """Log why a group of ops runs op by op, once for each reason."""
-    if reason not in _told:
-        _told.add(reason)
-        logger.warning("a group of ops runs op by op: %s", reason)
-
-
-_told: set[str] = set()
+    """Log why a group of ops runs op by op, once for each of the last reasons."""
+    logger.warning("a group of ops runs op by op: %s", reason)

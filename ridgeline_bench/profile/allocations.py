@@ -1,5 +1,5 @@
-"""What a GPU's allocator did over time, from the events that torch records: how much was in use and held, what made the
-peak, and how the rest lay about.
+"""Reads the events that torch records of a GPU's allocator: bytes in use and held over time, what made the peak, and
+how free memory lay between blocks.
 
 The caching allocator takes segments from the driver and cuts them into blocks. *Allocated* bytes are those of blocks in
 use, *reserved* ones those of all segments.

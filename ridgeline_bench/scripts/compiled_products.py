@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from ridgeline.compiler.graph import OpGraph
 from ridgeline.compiler.products.launch import LoadedProduct, ProductLaunch
+from ridgeline.compiler.products.matrices import matrix_shapes
 from ridgeline.compiler.products.schedule import HopperSchedule
 from ridgeline.compiler.products.search import LearnedCost, agreement, described, neighbours, predicted_seconds, space
 from ridgeline.perf.search import Found, Search, SearchSettings, Unfit
@@ -251,9 +252,9 @@ class Operands:
         self, sizes: tuple[int, int, int], by_k: tuple[bool, bool], *, sets: int = 1, whole: bool = True
     ) -> None:
         """whole: of whole numbers, whose sums are exact; else normal ones, which take the power that products take."""
-        m, n, k = sizes
+        m, n, _ = sizes
         self.sizes, self.by_k = sizes, by_k
-        shapes = ((m, k) if by_k[0] else (k, m), (n, k) if by_k[1] else (k, n))
+        shapes = matrix_shapes(sizes, by_k)
         draw = partial(torch.randint, -3, 4) if whole else torch.randn
         self.left, self.right = ([draw(shape, device="cuda").bfloat16() for _ in range(sets)] for shape in shapes)
         self.whole = whole

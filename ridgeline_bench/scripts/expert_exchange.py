@@ -32,6 +32,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.processes import ProcessAxis, join
 from ridgeline_bench.communication.runs import SAFE
+from ridgeline_bench.machine import timing
 from ridgeline_bench.scripts.asked import OneOf, asked, keep
 
 RANKS = 2
@@ -153,13 +154,8 @@ def device_seconds(call: Callable[[], object], device: torch.device, calls: int)
             result = call()
     times = []
     for _ in range(9):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize(device)
-        times.append(start.elapsed_time(end) / 1e3 / calls)
+        times.append(timing.device_seconds(graph.replay) / calls)
     return times, result
 
 

@@ -49,6 +49,7 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.processes import join
 from ridgeline.weights.loader import read_model_config
 from ridgeline_bench.communication.runs import SAFE
+from ridgeline_bench.machine.timing import device_seconds
 from ridgeline_bench.results import host_with
 from ridgeline_bench.scripts.asked import OneOf, asked, keep, told
 
@@ -191,13 +192,8 @@ def measured(calls: Mapping[str, Callable[[], object]], device: torch.device, ro
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graph.replay()
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize(device)
-            found[name].append(start.elapsed_time(end) / 1e3)
+            found[name].append(device_seconds(graph.replay))
     return found
 
 

@@ -13,6 +13,7 @@ from ridgeline.compiler.cpu import MachineCode, memory_descriptor, thread_pool
 from ridgeline.compiler.graph import GraphNode, InvalidGraph
 from ridgeline.compiler.mlir import MlirModule
 from ridgeline.compiler.products.cpu_schedule import CpuSchedule
+from ridgeline.compiler.products.matrices import ByK, as_they_lie
 from ridgeline.compiler.products.schedule import ANY, script_of
 from ridgeline.compiler.products.text import ProductSpec, product_text
 from ridgeline.compiler.products.tiled import tiled
@@ -54,10 +55,10 @@ class CpuProducts:
         """Raises InvalidConfig and InvalidGraph where there is no kernel."""
         (m, k), n = node.values[0].tensor.shape, node.values[1].tensor.shape[1]
         self._spec = ProductSpec(m, n, k, node.attributes["body"], torch.float32)
-        self._made: dict[tuple[bool, bool], CpuProduct] = {}
+        self._made: dict[ByK, CpuProduct] = {}
         self._product((True, True))
 
-    def _product(self, by_k: tuple[bool, bool]) -> CpuProduct:
+    def _product(self, by_k: ByK) -> CpuProduct:
         if by_k not in self._made:
             spec = replace(self._spec, left_by_k=by_k[0], right_by_k=by_k[1])
             try:
@@ -70,12 +71,8 @@ class CpuProducts:
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """inputs: [m, k], [k, n] and what the epilogue reads. outputs: [m, n], which is written."""
-        left, right = inputs[:2]
-        left_by_k, right_by_k = not left.t().is_contiguous(), right.t().is_contiguous()
-        product = self._product((left_by_k, right_by_k))
-        a = left.contiguous() if left_by_k else left.t()
-        b = right.t() if right_by_k else right.contiguous()
-        product(a, b, inputs[2:], outputs[0])
+        by_k, left, right = as_they_lie(*inputs[:2])
+        self._product(by_k)(left, right, inputs[2:], outputs[0])
 
 
 class CpuProduct:

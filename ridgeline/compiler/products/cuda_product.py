@@ -14,12 +14,13 @@ import torch
 
 from ridgeline.compiler.artifacts import ArtifactStore, KernelArtifact, artifact_key
 from ridgeline.compiler.child import PRODUCTS, CompilerProcess
+from ridgeline.compiler.cuda import cuda_driver
 from ridgeline.compiler.graph import GraphNode
 from ridgeline.compiler.products.launch import LoadedProduct, ProductLaunch
+from ridgeline.compiler.products.matrices import ByK, as_they_lie
 from ridgeline.compiler.products.schedule import HopperSchedule
 from ridgeline.compiler.products.search import predicted_seconds
 from ridgeline.compiler.products.text import ProductSpec, product_text
-from ridgeline.kernels.cuda.driver import CudaDriver
 
 MAPPING = 2  # of what passes make of a text: a change gets another number
 FEWEST = 1 << 28  # products of numbers that a kernel is worth
@@ -69,21 +70,18 @@ class CudaProducts:
         self._spec = ProductSpec(m, n, k, node.attributes["body"])
         self._store, self._compiler = store, compiler
         self._loaded: dict[tuple[bool, bool, int], LoadedProduct] = {}
-        self._artifacts: dict[tuple[bool, bool], KernelArtifact] = {}
+        self._artifacts: dict[ByK, KernelArtifact] = {}
         self._artifact((True, True))
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """inputs: [m, k], [k, n] and what the epilogue reads, on a GPU. outputs: [m, n], which is written."""
-        left, right = inputs[:2]
-        by_k = (not left.t().is_contiguous(), right.t().is_contiguous())
-        a = left.contiguous() if by_k[0] else left.t()
-        b = right.t() if by_k[1] else right.contiguous()
-        a, b, *extra = (each if each.data_ptr() % 16 == 0 else each.clone() for each in (a, b, *inputs[2:]))
+        by_k, left, right = as_they_lie(*inputs[:2])
+        a, b, *extra = (each if each.data_ptr() % 16 == 0 else each.clone() for each in (left, right, *inputs[2:]))
         device = outputs[0].get_device()
         with torch.cuda.device(device):
             self._product((*by_k, device)).bound(a, b, outputs[0], extra)()
 
-    def _artifact(self, by_k: tuple[bool, bool]) -> KernelArtifact:
+    def _artifact(self, by_k: ByK) -> KernelArtifact:
         if by_k not in self._artifacts:
             spec = replace(self._spec, left_by_k=by_k[0], right_by_k=by_k[1])
             self._artifacts[by_k] = product_artifact(spec, self._store, self._compiler)
@@ -93,5 +91,5 @@ class CudaProducts:
         if key not in self._loaded:
             artifact = self._artifact(key[:2])
             launch = ProductLaunch.read(dict[str, Any](artifact.header["launch"]))
-            self._loaded[key] = LoadedProduct(CudaDriver(), artifact.code, launch, key[2])
+            self._loaded[key] = LoadedProduct(cuda_driver(), artifact.code, launch, key[2])
         return self._loaded[key]

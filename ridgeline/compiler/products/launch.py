@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ridgeline.compiler.products.hopper import HopperKernel
+from ridgeline.compiler.products.matrices import matrix_shapes
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.cuda.driver import CudaDriver, Kernel, tensor_map
 
@@ -50,11 +51,8 @@ class ProductLaunch:
 
     def fault(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> str:
         """Return "", or why these tensors cannot be given to the kernel."""
-        shapes = (
-            (self.m, self.k) if self.left_by_k else (self.k, self.m),
-            (self.n, self.k) if self.right_by_k else (self.k, self.n),
-            (self.m, self.n),
-        )
+        matrices = matrix_shapes((self.m, self.n, self.k), (self.left_by_k, self.right_by_k))
+        shapes = *matrices, (self.m, self.n)
         for each, shape in zip((left, right, out), shapes, strict=True):
             if tuple(each.shape) != shape or not each.is_contiguous():
                 return f"a matrix is {tuple(each.shape)} with strides {each.stride()}, and not {shape} row by row."

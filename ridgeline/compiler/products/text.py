@@ -12,6 +12,7 @@ from ridgeline.compiler.elementary import OperationWriter
 from ridgeline.compiler.graph import GraphNode, GraphValue, OpGraph, TensorType
 from ridgeline.compiler.linalg import computation, literal
 from ridgeline.compiler.ops import TAKEN
+from ridgeline.compiler.products.matrices import matrix_shapes
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class ProductSpec:
 
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the shapes of the two matrices in memory."""
-        left = (self.m, self.k) if self.left_by_k else (self.k, self.m)
-        return left, ((self.n, self.k) if self.right_by_k else (self.k, self.n))
+        return matrix_shapes((self.m, self.n, self.k), (self.left_by_k, self.right_by_k))
 
 
 def plain(m: int, n: int, dtype: torch.dtype) -> OpGraph:

@@ -90,7 +90,7 @@ class _Spread:
             self.refine(value, chosen.layout(rule, number))
 
     def refine(self, value: GraphValue, wanted: TensorLayout) -> None:
-        """Divide a value further, as far as its own layout leaves it open."""
+        """Divide a value in the dimensions that its own layout leaves open."""
         if value in self.fixed:
             return
         has = self.layouts[value]

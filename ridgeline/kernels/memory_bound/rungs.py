@@ -84,6 +84,11 @@ class MemoryRung:
         return f"{self.op}-{self.name}"
 
     @property
+    def clustered(self) -> bool:
+        """True if the blocks of a cluster share rows out."""
+        return self.kind == "cluster" or self.clusters
+
+    @property
     def kernel(self) -> str:
         """The name of its kernel."""
         return KERNELS[self.op]
@@ -104,7 +109,7 @@ class MemoryRung:
             cut = _of_warps(vectors, 4, self.ahead)
             most = MOST_THREADS if self.ahead else MOST_THREADS // 2  # rows in registers take more of these
             return cut if cut.threads <= most else None
-        if not (self.kind == "cluster" or self.clusters) or vectors <= 4 * THREADS:
+        if not self.clustered or vectors <= 4 * THREADS:
             return None
         each, least, ahead = self._cluster_block(vectors)
         cluster, most = 2, 2 * PORTABLE_CLUSTER if self.op == "softmax" else PORTABLE_CLUSTER
@@ -141,7 +146,7 @@ class MemoryRung:
                 name += f"-{cut.ahead}-{most}"
             else:
                 found["ROWS"] = str(cut.rows)
-            if self.kind == "cluster" or self.clusters:
+            if self.clustered:
                 found["CLUSTER"] = str(cut.cluster)
                 name += f"-{cut.cluster}"
             if self.kind == "cluster":

@@ -28,7 +28,7 @@ def lines_of(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     run = {"machine": machine, "workload": WORKLOAD, "batch": report["batch"]}
     for each in report["log"]:
         yield run | {"step": each["step"], **{name: each[name] for name in FORMS}}
-    told = {
+    ended = {
         name: {
             "parameters": report[name]["parameters"],
             "facts": {kind: each["facts"] for kind, each in report[name]["captions"].items()},
@@ -36,7 +36,7 @@ def lines_of(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
         for name in FORMS
     }
-    yield run | {"steps": report["steps"], "seconds": report["seconds"], **told}
+    yield run | {"steps": report["steps"], "seconds": report["seconds"], **ended}
 
 
 def drawing(lines: Sequence[Mapping[str, Any]]) -> str:

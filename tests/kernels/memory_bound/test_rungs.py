@@ -79,7 +79,7 @@ def shapes(rung: MemoryRung) -> list[MatrixShape]:
             MatrixShape(rung.tile + 3 * step, 2 * rung.tile + 5 * step),
             MatrixShape(step, step),
         ]
-    if rung.kind == "cluster" or rung.clusters:
+    if rung.clustered:
         return [MatrixShape(1, 16384), MatrixShape(2, 9000 + 16 * step), MatrixShape(1, 8192 + step)]
     if rung.kind in ("block", "registers", "stays"):
         return [MatrixShape(7, 1024), MatrixShape(9, 1000 + 16 * step), MatrixShape(2, step)]
@@ -95,7 +95,7 @@ def test_whole_pieces_parts_of_them_and_the_smallest(rung: MemoryRung, folder: P
         assert result(rung, shape, folder, order=order)[0] == "", shape
 
 
-CLUSTERS = [rung for rung in RUNGS if rung.kind == "cluster" or rung.clusters]
+CLUSTERS = [rung for rung in RUNGS if rung.clustered]
 
 
 @pytest.mark.few(1)

@@ -45,4 +45,4 @@ def test_rungs_on_a_gpu(rung: MemoryRung) -> None:
         if takes(rung, shape):
             found += 1
             assert fault(rung, shape) == "", shape
-    assert found >= (2 if rung.kind == "cluster" or rung.clusters else 4)  # they leave short rows to others
+    assert found >= (2 if rung.clustered else 4)  # they leave short rows to others
