@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from ridgeline.compiler.sharding.passes import sharded
 from ridgeline.compiler.sharding.run import parts, program_of
 from ridgeline.compiler.sharding.trace import traced_module
 from ridgeline.parallel.processes import join
+from tests.parallel.forks import forked, needs_fork, run_apart
 
 CPU = torch.device("cpu")
 ANNOTATED = {"input 0": "-,tp,-", "up.weight": "tp,-", "down.weight": "-,tp", "input 1": "tp,-"}
@@ -53,31 +51,12 @@ def rank(number: int, meeting: Path) -> None:
             torch.testing.assert_close(got, want.chunk(2, dim)[number], rtol=1e-5, atol=1e-6)
 
 
-def forked(meeting: Path) -> None:
-    """Run `rank` on two ranks, each a fork of this process. Raise SystemExit if one fails."""
-    children = []
-    for number in range(2):
-        if child := os.fork():
-            children.append(child)
-            continue
-        try:
-            with torch.no_grad():
-                rank(number, meeting)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            os._exit(1)
-        os._exit(0)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        raise SystemExit("a rank failed")
+def forks(folder: Path) -> None:
+    with torch.no_grad():
+        forked(2, lambda number: rank(number, folder / "meeting"))
 
 
 @pytest.mark.dealt
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
+@needs_fork
 def test_two_processes_run_their_parts_and_exchange_the_rest(tmp_path: Path) -> None:
-    """In a process of its own, which has one thread when it is forked."""
-    code = "import sys; from pathlib import Path; from tests.compiler.test_sharding_ranks import forked; "
-    code += "forked(Path(sys.argv[1]))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, str(tmp_path / "meeting")]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_apart("tests.compiler.test_sharding_ranks", tmp_path, 240)

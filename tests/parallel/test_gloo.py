@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from ridgeline.parallel.processes import ProcessAxis, join
 from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.worker.vocabulary import Vocabulary
 from tests.kernels.sampling.sampling_tables import Row, sampling_of
+from tests.parallel.forks import forked, needs_fork, run_apart
 
 CPU = torch.device("cpu")
 TOKENS, WIDTH, VOCAB = 19, 24, 50
@@ -70,36 +69,12 @@ def check(axis: ProcessAxis) -> None:
         assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
 
 
-def forked(size: int, folder: Path) -> None:
-    """Run `check` on so many ranks, each a fork of this process. Raise SystemExit if one fails."""
-    children = []
-    for rank in range(size):
-        if child := os.fork():
-            children.append(child)
-            continue
-        try:
-            check(join(rank, size, folder / f"meeting{size}", CPU, 60.0))
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            os._exit(1)
-        os._exit(0)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        raise SystemExit(f"a rank of {size} failed")
+def forks(folder: Path) -> None:
+    for size in (2, 3):
+        forked(size, lambda rank, size=size: check(join(rank, size, folder / f"meeting{size}", CPU, 60.0)))
 
 
 @pytest.mark.dealt
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
+@needs_fork
 def test_processes_over_gloo_agree_with_one_that_has_everything(tmp_path: Path) -> None:
-    """In a process of its own, which has one thread when it is forked."""
-    code = "import sys; from pathlib import Path; from tests.parallel.test_gloo import forked; "
-    code += "[forked(size, Path(sys.argv[1])) for size in (2, 3)]"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=480,  # seconds on a busy machine; on a quiet one it takes ten
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_apart("tests.parallel.test_gloo", tmp_path, 480)  # seconds on a busy machine; on a quiet one it takes ten

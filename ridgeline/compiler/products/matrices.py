@@ -1,4 +1,4 @@
-"""How the two matrices of a product lie in memory: with K along their rows or not."""
+"""The two ways in which a matrix of a product lies in memory: with K along its rows, or not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def matrix_shapes(sizes: tuple[int, int, int], by_k: ByK) -> tuple[tuple[int, in
 
 
 def as_they_lie(left: Tensor, right: Tensor) -> tuple[ByK, Tensor, Tensor]:
-    """Return how [m, k] and [k, n] lie, and both as memory has them, copied if they are dense in neither way."""
+    """Return the ways in which [m, k] and [k, n] lie, and both as memory has them, copied if dense in neither way."""
     by_k = not left.t().is_contiguous(), right.t().is_contiguous()
     return by_k, (left.contiguous() if by_k[0] else left.t()), (right.t() if by_k[1] else right.contiguous())
