@@ -42,7 +42,7 @@ class Timeline(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """How segments are used, in bytes.
+    """The use of segments, in bytes.
 
     unused: in free blocks of segments that are in use, which no other process and no other stream can have. cached: in
     segments without a block in use, which the allocator would give back. graphs: in such segments of private pools,
@@ -74,7 +74,7 @@ def maker(frames: Frames) -> str:
 
 
 def timeline(trace: Iterable[Mapping[str, Any]], allocated: int = 0, reserved: int = 0) -> Timeline:
-    """Return what happened in a device's trace (an entry of "device_traces" of torch's snapshot). allocated, reserved:
+    """Return the events of a device's trace (an entry of "device_traces" of torch's snapshot). allocated, reserved:
     bytes in front of its first event."""
     live: dict[int, tuple[int, str]] = {}
     before, began, churn = allocated, None, 0
@@ -120,7 +120,7 @@ def thinned(moments: Sequence[Moment], points: int = POINTS) -> list[Moment]:
 
 
 def fragments(segments: Iterable[Mapping[str, Any]]) -> Fragments:
-    """Return how the segments of a snapshot are used."""
+    """Return the use of a snapshot's segments."""
     found = [*segments]
     free = [
         (block["size"], "unused" if segment["allocated_size"] else _pool(segment))

@@ -123,7 +123,7 @@ class NcuKernel:
 
 
 def measured(child: Sequence[str], kernels: int = 0, seconds: float = TIMEOUT) -> list[NcuKernel]:
-    """Return what Nsight Compute says of the kernels that a command runs between its profiler's marks.
+    """Return the report of Nsight Compute on the kernels that a command runs between its profiler's marks.
 
     kernels: the most to look at, 0 for all. Clocks are left alone; caches are emptied before each run of a kernel.
     Raise InvalidConfig where ncu is missing, refuses, finds nothing or takes longer.
