@@ -74,7 +74,7 @@ def maker(frames: Frames) -> str:
 
 
 def timeline(trace: Iterable[Mapping[str, Any]], allocated: int = 0, reserved: int = 0) -> Timeline:
-    """Return the events of a device's trace (an entry of "device_traces" of torch's snapshot). allocated, reserved:
+    """Return the course of a device's memory by its trace (an entry of torch's "device_traces"). allocated, reserved:
     bytes in front of its first event."""
     live: dict[int, tuple[int, str]] = {}
     before, began, churn = allocated, None, 0
